@@ -1,0 +1,17 @@
+"""The two ways a command can end badly. Each message is one line: the input, the reason, the next move."""
+
+
+class NofeError(Exception):
+    """Anything nofe reports to its user instead of a traceback."""
+
+    exit_code = 1
+
+
+class UserError(NofeError):
+    """The input is wrong and the user can put it right: a misspelt name, an unreadable file."""
+
+    exit_code = 2
+
+
+class RunError(NofeError):
+    """The input was fine and the run failed: a loss that is not finite, a full disk."""
