@@ -1,0 +1,81 @@
+"""What learned specialties are compared with: unconstrained argmax, random, spectral and given groups."""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from nofe.errors import UserError
+from nofe.specialties.balanced import random_balanced
+from nofe.specialties.checks import check_shareable, counts_for, image_counts
+from nofe.specialties.partition import Specialties
+
+
+def argmax(confusion: npt.ArrayLike, current: Specialties, rng: np.random.Generator) -> Specialties:
+    """Each class to the specialty that recognises most of it: the greedy the paper rejects (Sec. 3.1).
+
+    A few specialties absorb nearly all classes; those left empty are dropped. Ties keep the current
+    specialty, else go to the first in an order drawn anew at each update, as in `fully_balanced`.
+    """
+    counts = counts_for(confusion, current)  # (C, K)
+    outputs = counts.shape[1]
+    stay = current.target_of_class
+    tie_order = rng.permutation(outputs)
+    best = tie_order[counts[:, tie_order].argmax(axis=1)]
+    stays = np.take_along_axis(counts, stay[:, None], axis=1)[:, 0] == counts.max(axis=1)
+    return Specialties.from_labels_dropping_empty(np.where(stays, stay, best), outputs)
+
+
+def random_specialties(classes: int, count: int, rng: np.random.Generator) -> Specialties:
+    """The paper's "random balanced specialties" (Sec. 4.1): the start of the alternation, never updated."""
+    return random_balanced(classes, count, rng)
+
+
+def spectral(confusion_of_classes: npt.ArrayLike, count: int, rng: np.random.Generator) -> Specialties:
+    """Spectral clustering of the (C, C) confusion of a base network (the other rule the paper rejects).
+
+    Classes are as alike as they are often taken for each other, either way round. Specialties that come out
+    empty are dropped.
+    """
+    counts = image_counts(confusion_of_classes)
+    classes, predicted = counts.shape
+    if classes != predicted:
+        raise UserError(
+            f"confusion of classes: has {classes} rows and {predicted} columns; "
+            "count true class by predicted class, (C, C)"
+        )
+    check_shareable(classes, count)
+    if count in (1, classes):  # nothing to solve, and the eigensolver takes fewer vectors than classes
+        return Specialties(np.arange(classes) % count)
+
+    from sklearn.cluster import SpectralClustering
+    from sklearn.exceptions import ConvergenceWarning
+
+    affinity = (counts + counts.T) / 2  # (C, C)
+    np.fill_diagonal(affinity, 0)
+    # Classes never confused make a graph of several pieces, whose first eigenvectors are arbitrary mixtures:
+    # a thousandth of the mean link between all pairs joins the pieces and leaves the links in charge.
+    affinity += 1e-3 * max(affinity.mean(), 1 / classes)
+    solver = SpectralClustering(
+        n_clusters=count, affinity="precomputed", random_state=int(rng.integers(2**31)), n_init=10
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than asked: dropped below
+        labels = solver.fit_predict(affinity)
+    partition = Specialties.from_labels_dropping_empty(labels, count)
+    return Specialties(partition.specialty_of_class)  # no generalist yet: its outputs are the specialties
+
+
+def given_groups(group_of_class: Sequence[int] | Sequence[str] | npt.NDArray[np.generic]) -> Specialties:
+    """Specialties somebody wrote down, an id or a name for each class (CIFAR-100's superclasses).
+
+    Renumbered in ascending order of ids, or alphabetical order of names; gaps between ids do not matter.
+    """
+    groups = np.asarray(group_of_class)
+    if groups.ndim != 1 or groups.size == 0:
+        raise UserError(f"groups: have shape {groups.shape}; pass one group for each class")
+    if groups.dtype.kind not in "iuU":
+        raise UserError(f"groups: are {groups.dtype} values; pass whole numbers or names")
+    _, specialty_of_class = np.unique(groups, return_inverse=True)
+    return Specialties(specialty_of_class)
