@@ -1,0 +1,52 @@
+"""A network as the paper cuts it: a trunk that experts share, a head for base and generalist, a branch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+class Classifier(nn.Module):
+    """A trunk and one head: the base over C classes, or the generalist over K specialties."""
+
+    def __init__(self, trunk: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+
+    def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
+        features: Tensor = self.trunk(images)  # (N, D, h, w)
+        logits: Tensor = self.head(features)  # (N, outputs)
+        return logits
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build the parts of one network. Each call draws new weights from torch's global generator."""
+
+    name: str
+    summary: str
+    image_size: int
+    """Side of the stored images, in pixels."""
+    input_size: int
+    """Side of the crop that the network reads, in pixels."""
+    trunk: Callable[[], nn.Module]
+    head: Callable[[int], nn.Module]
+    """Of a number of outputs, 1 or more: C for the base, K for the generalist."""
+    branch: Callable[[int], nn.Module]
+    """Of the number of classes of one specialty, 1 or more."""
+    experts_trunk: Callable[[], nn.Module] | None = None
+    """The trunk under the experts, where it has layers without parameters that the generalist's has not."""
+
+    def classifier(self, outputs: int) -> Classifier:
+        """The base, with C outputs, or the generalist, with K."""
+        return Classifier(self.trunk(), self.head(outputs))
+
+    def trunk_of_experts(self) -> nn.Module:
+        """The trunk of a network of experts; it loads the generalist's trunk strictly, key by key."""
+        return (self.experts_trunk or self.trunk)()
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many numbers training changes: weights and biases, no buffers."""
+    return sum(parameter.numel() for parameter in model.parameters())

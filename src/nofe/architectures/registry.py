@@ -1,0 +1,33 @@
+"""The six networks of the paper, and a small one to begin with, by name."""
+
+import difflib
+
+from nofe.architectures.alexnet import ALEXNET_C100, ALEXNET_CAFFE, ALEXNET_QUICK_C100
+from nofe.architectures.architecture import Architecture
+from nofe.architectures.nin import NIN_C100
+from nofe.architectures.resnet import RESNET56_C100
+from nofe.architectures.small import SMALL
+from nofe.architectures.vgg import VGG11_C100
+from nofe.errors import UserError
+
+ARCHITECTURES: dict[str, Architecture] = {
+    architecture.name: architecture
+    for architecture in (
+        ALEXNET_C100,
+        ALEXNET_QUICK_C100,
+        VGG11_C100,
+        NIN_C100,
+        RESNET56_C100,
+        ALEXNET_CAFFE,
+        SMALL,
+    )
+}
+
+
+def architecture_named(name: str) -> Architecture:
+    """The network of that name; a UserError with the nearest name where there is none."""
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    nearest = difflib.get_close_matches(name.lower(), ARCHITECTURES, n=1)
+    next_move = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(ARCHITECTURES)}"
+    raise UserError(f"architecture {name!r}: no network has this name; {next_move}")
