@@ -1,0 +1,153 @@
+"""The value every data source ends in: labelled images of C classes, in a training and a test part."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nofe.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labelled images of one size. Frozen: the arrays are shared between stages and never written to."""
+
+    images: NDArray[np.uint8]  # (N, 3, H, W), contiguous
+    labels: NDArray[np.int64]  # (N,)
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != 3:
+            raise UserError(
+                f"images: expected uint8 of shape (N, 3, H, W), found {images.dtype} of shape {images.shape}; "
+                "put the colours second and scale to 0..255"
+            )
+        if labels.dtype != np.int64 or labels.ndim != 1:
+            raise UserError(
+                f"labels: expected int64 of shape (N,), found {labels.dtype} of shape {labels.shape}; "
+                "give one class number an image"
+            )
+        if len(images) != len(labels):
+            raise UserError(f"labels: {len(labels):,} for {len(images):,} images; give one class number an image")
+        if not images.flags.c_contiguous:
+            raise UserError("images: not contiguous in memory; pass them through np.ascontiguousarray")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, chosen: NDArray[np.bool_]) -> "ImageSet":
+        """The images where `chosen` (N,) is true, in the same order."""
+        return ImageSet(self.images[chosen], self.labels[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images to learn from, images to judge by, and what the C class numbers stand for.
+
+    `groups` are groupings of the classes made by people ("superclass", "family"): a group id per class.
+    They are for comparison only; the method learns its specialties without them.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    train: ImageSet
+    test: ImageSet
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_class_names(self.name, self.class_names)
+        for part, image_set in (("training", self.train), ("test", self.test)):
+            _check_labels(f"{self.name}: {part} part", image_set.labels, self.classes)
+        _check_same_size(self.name, self.train.images, self.test.images)
+        without_images = np.flatnonzero(np.bincount(self.train.labels, minlength=self.classes) == 0)
+        if len(without_images) > 0:
+            raise UserError(
+                f"{self.name}: class {self.class_names[without_images[0]]!r} has no training images "
+                f"({len(without_images)} such classes in all); add some or leave the class out"
+            )
+        for group, ids in self.groups.items():
+            if len(ids) != self.classes:
+                raise UserError(
+                    f"{self.name}: grouping {group!r} has {len(ids)} ids for {self.classes} classes; "
+                    "give one id a class"
+                )
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+    @property
+    def image_size(self) -> int:
+        """Height of the images in pixels, which is their width too."""
+        return int(self.train.images.shape[2])
+
+    def hold_out(self, fraction: float, seed: int) -> "Dataset":
+        """Split the training images, class by class, so that choices are made without touching test data."""
+        if not 0 < fraction < 1:
+            raise UserError(f"{self.name}: cannot hold out {fraction} of the training images; ask for 0 < part < 1")
+        rng = np.random.default_rng(seed)
+        held = np.zeros(len(self.train), dtype=np.bool_)
+        for label, name in enumerate(self.class_names):
+            members = np.flatnonzero(self.train.labels == label)
+            if len(members) < 2:
+                raise UserError(
+                    f"{self.name}: class {name!r} has one training image, which cannot be both trained on and "
+                    "held out; add images or leave the class out"
+                )
+            count = min(max(round(fraction * len(members)), 1), len(members) - 1)
+            held[rng.choice(members, size=count, replace=False)] = True
+        return Dataset(
+            name=f"{self.name}/hold-out",
+            class_names=self.class_names,
+            train=self.train.subset(~held),
+            test=self.train.subset(held),
+            groups=self.groups,
+        )
+
+    def fingerprint(self) -> str:
+        """16 hex digits that change with any pixel, label or class name: a run resumes on the same data only."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        # JSON keeps ("ab", "c") and ("a", "bc") apart; the shapes keep the arrays that follow apart.
+        shapes = [self.train.images.shape, self.test.images.shape]
+        digest.update(json.dumps([self.class_names, shapes]).encode())
+        for image_set in (self.train, self.test):
+            digest.update(np.ascontiguousarray(image_set.labels).data)
+            digest.update(image_set.images.data)
+        return digest.hexdigest()[:16]
+
+
+def _check_class_names(dataset: str, class_names: tuple[str, ...]) -> None:
+    if len(class_names) < 2:
+        raise UserError(f"{dataset}: {len(class_names)} class; telling classes apart needs at least 2")
+    if len(set(class_names)) < len(class_names):
+        repeated = next(name for name in class_names if class_names.count(name) > 1)
+        raise UserError(f"{dataset}: class name {repeated!r} appears twice; rename one of the two")
+
+
+def _check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:
+    if len(labels) == 0:
+        raise UserError(f"{part} holds no images; add some")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise UserError(f"{part} has label {wrong}, outside 0..{classes - 1}; name every class or correct the labels")
+
+
+def _check_same_size(dataset: str, train: NDArray[np.uint8], test: NDArray[np.uint8]) -> None:
+    train_size, test_size = train.shape[2:], test.shape[2:]
+    if train_size != test_size:
+        raise UserError(
+            f"{dataset}: training images are {train_size[0]} x {train_size[1]} pixels and test images "
+            f"{test_size[0]} x {test_size[1]}; resize one of them"
+        )
+    if train_size[0] != train_size[1] or train_size[0] == 0:
+        raise UserError(f"{dataset}: images are {train_size[0]} x {train_size[1]} pixels; crop them square")
