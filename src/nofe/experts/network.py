@@ -1,0 +1,89 @@
+"""The network of experts: one trunk, K branches, one softmax over all classes (Sec. 3.2)."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nofe.architectures import Architecture, Classifier
+from nofe.experts.branches import Branches
+from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
+from nofe.specialties import Specialties
+
+log = logging.getLogger("nofe")
+
+
+class NetworkOfExperts(nn.Module):
+    """Images (N, 3, H, W) to logits (N, C) in class order; nothing outside knows about slots."""
+
+    slot_of_class: Tensor
+    class_names: tuple[str, ...] = ()  # where the network comes from a run
+    preprocess: Callable[[Tensor], Tensor] | None = None  # bytes to what forward reads; likewise
+
+    def __init__(self, trunk: nn.Module, experts: list[nn.Module], specialties: Specialties) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.experts: Branches | FusedExperts = Branches(experts)
+        self.specialties = specialties
+        # Not saved with the weights: specialties.json says the same, readable by a person.
+        self.register_buffer("slot_of_class", torch.from_numpy(specialties.slot_of_class.copy()), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
+        features = self.trunk(images)  # (N, D, h, w)
+        slots: Tensor = self.experts(features)  # (N, C) in expert order
+        return slots[:, self.slot_of_class]  # (N, C) in class order
+
+    def fuse(self) -> bool:
+        """Run the experts as one from now on: the same function, faster. False, with a word, where that cannot be."""
+        if isinstance(self.experts, FusedExperts):
+            return True
+        try:
+            fused = fuse(self.experts)
+        except NotFusable as layer:
+            log.warning("the experts run one after another, which is slower: cannot fuse %s", layer)
+            return False
+        # Kept for their structure only; in a list, so that they are no part of this module's state.
+        self._reference = [self.experts.to("meta")]
+        self.experts = fused
+        return True
+
+    def unfuse(self) -> None:
+        """Run the experts one after another again, with the weights as they are now."""
+        if isinstance(self.experts, FusedExperts):
+            [branches] = self._reference
+            branches.to_empty(device=self.slot_of_class.device)
+            unfuse(self.experts, branches)
+            self.experts = branches
+
+    def to_disk(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rename what goes with this module's parameters, such as momentum, to the names that weights have on disk."""
+        if isinstance(self.experts, Branches):
+            return tensors
+        of_experts, others = _apart(tensors)
+        return others | {f"experts.{name}": tensor for name, tensor in self.experts.by_expert(of_experts).items()}
+
+    def from_disk(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if isinstance(self.experts, Branches):
+            return tensors
+        of_experts, others = _apart(tensors)
+        return others | {f"experts.{name}": tensor for name, tensor in self.experts.stacked(of_experts).items()}
+
+
+def _apart(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    of_experts = {name.removeprefix("experts."): t for name, t in tensors.items() if name.startswith("experts.")}
+    return of_experts, {name: t for name, t in tensors.items() if not name.startswith("experts.")}
+
+
+def plant_experts(architecture: Architecture, specialties: Specialties) -> NetworkOfExperts:
+    """From scratch: trunk and branches start from the initialisers."""
+    trunk = architecture.trunk_of_experts()
+    branches = [architecture.branch(int(size)) for size in specialties.sizes]
+    return NetworkOfExperts(trunk, branches, specialties)
+
+
+def grow_experts(architecture: Architecture, specialties: Specialties, generalist: Classifier) -> NetworkOfExperts:
+    """The paper's way: the trunk is the generalist's, its last layers are dropped, the branches are new."""
+    network = plant_experts(architecture, specialties)
+    network.trunk.load_state_dict(generalist.trunk.state_dict())
+    return network
