@@ -1,0 +1,44 @@
+"""Minimise Eq. 1: one network over all C classes. The base and the network of experts are trained alike."""
+
+import torch
+from torch import nn
+
+from nofe.data.batches import Batches, DeviceImages
+from nofe.evaluation import accuracy
+from nofe.training.journal import Journal
+from nofe.training.loop import Objective, start_training, train_epoch
+from nofe.training.recipe import Recipe
+from nofe.training.runtime import Runtime
+
+
+def train_classifier(
+    stage: str,
+    model: nn.Module,
+    recipe: Recipe,
+    train: DeviceImages,
+    test: DeviceImages,
+    classes: int,
+    seed: int,
+    runtime: Runtime,
+    journal: Journal,
+) -> None:
+    """Train `model` in place. The test accuracy of each epoch is noted; nothing is chosen by it."""
+    state = start_training(stage, model, recipe, seed, runtime)
+    batches = Batches(
+        train,
+        recipe.augmentation,
+        batch=recipe.batch,
+        seed=seed,
+        stage=stage,
+        rank=runtime.rank,
+        ranks=runtime.ranks,
+    )
+    objective = Objective(torch.arange(classes, device=runtime.device))
+    journal.begin(state, recipe.epochs * batches.steps_per_epoch, batches.global_batch)
+    for epoch in range(state.step // batches.steps_per_epoch, recipe.epochs):
+        train_epoch(state, batches, objective, runtime, journal.progress)
+        if state.step < (epoch + 1) * batches.steps_per_epoch:
+            journal.stop(state)
+        journal.epoch_done(state, epoch + 1, test_accuracy=accuracy(model, test, recipe.augmentation.crop, runtime))
+        journal.save(state)
+    journal.progress.end()

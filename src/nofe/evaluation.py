@@ -1,0 +1,116 @@
+"""What a trained network knows: accuracy by class and by specialty, confusions inside and across specialties."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nofe.data.batches import DeviceImages
+from nofe.specialties import Specialties
+from nofe.training.runtime import Runtime
+
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The five most probable classes of every test image."""
+
+    labels: NDArray[np.int64]  # (N,)
+    classes: NDArray[np.int64]  # (N, 5), most probable first; fewer columns when C < 5
+    probabilities: NDArray[np.float32]  # (N, 5)
+
+    def top(self, count: int) -> float:
+        """Share of images whose class is among the `count` most probable."""
+        hits = (self.classes[:, :count] == self.labels[:, None]).any(axis=1)
+        return float(hits.mean())
+
+
+@dataclass(frozen=True)
+class SpecialtyFigures:
+    """How one expert does on the images of its classes."""
+
+    specialty: int
+    classes: int
+    images: int
+    accuracy: float
+    confused_inside: float  # share of images taken for another class of the same specialty
+    confused_across: float  # share of images taken for a class of another specialty
+
+
+def logits_of(
+    model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits and labels in evaluation mode, each image once; the model is put back in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    every = torch.arange(len(images), device=runtime.device) if index is None else index
+    with torch.inference_mode(), runtime.autocast():
+        for part in torch.split(every, EVALUATION_BATCH):
+            yield model(images.centre_view(part, crop)).float(), images.labels[part]
+    model.train(was_training)
+
+
+def accuracy(
+    model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, target_of_class: Tensor | None = None
+) -> float:
+    """Share of images whose target, the class by default, has the largest logit."""
+    recognised = torch.zeros((), dtype=torch.int64, device=runtime.device)
+    for logits, labels in logits_of(model, images, crop, runtime):
+        targets = labels if target_of_class is None else target_of_class[labels]
+        recognised += (logits.argmax(1) == targets).sum()
+    return int(recognised) / len(images)
+
+
+def count_confusion(
+    model: nn.Module, images: DeviceImages, crop: int, shape: tuple[int, int], runtime: Runtime, index: Tensor
+) -> NDArray[np.int64]:
+    """M of Sec. 3.1, as counts: images of class i that the model sends to output j. (C, K)."""
+    classes, outputs = shape
+    counts = torch.zeros(classes * outputs, dtype=torch.int64, device=runtime.device)
+    for logits, labels in logits_of(model, images, crop, runtime, index):
+        counts += torch.bincount(labels * outputs + logits.argmax(1), minlength=classes * outputs)
+    return counts.view(classes, outputs).cpu().numpy()
+
+
+def predict(model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime) -> Predictions:
+    labels, classes, probabilities = [], [], []
+    for logits, truth in logits_of(model, images, crop, runtime):
+        top = logits.softmax(1).topk(min(5, logits.shape[1]))
+        labels.append(truth)
+        classes.append(top.indices)
+        probabilities.append(top.values)
+    return Predictions(*(torch.cat(parts).cpu().numpy() for parts in (labels, classes, probabilities)))
+
+
+def by_specialty(predictions: Predictions, specialties: Specialties) -> list[SpecialtyFigures]:
+    first = predictions.classes[:, 0]
+    truth = specialties.specialty_of_class[predictions.labels]  # (N,)
+    same = truth == specialties.specialty_of_class[first]
+    right = first == predictions.labels
+    figures = []
+    for specialty in range(specialties.count):
+        own = truth == specialty
+        images = max(int(own.sum()), 1)
+        figures.append(
+            SpecialtyFigures(
+                specialty=specialty,
+                classes=int(specialties.sizes[specialty]),
+                images=int(own.sum()),
+                accuracy=float((own & right).sum() / images),
+                confused_inside=float((own & same & ~right).sum() / images),
+                confused_across=float((own & ~same).sum() / images),
+            )
+        )
+    return figures
+
+
+def by_class(predictions: Predictions, classes: int) -> NDArray[np.float64]:
+    """Accuracy of each class; nan where the set has no image of it."""
+    right = predictions.classes[:, 0] == predictions.labels
+    counts = np.bincount(predictions.labels, minlength=classes)
+    with np.errstate(invalid="ignore"):
+        return np.bincount(predictions.labels, weights=right, minlength=classes) / counts

@@ -1,0 +1,175 @@
+"""The run folder: every name in it, every read, every atomic write.
+
+A run folder holds one value a file (docs/guide.md lists them). `manifest.json` has the SHA-256 of each finished
+file, because neither torch nor safetensors notices a flipped bit; a file counts as there only once it is listed.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nofe.errors import RunError, UserError
+
+CONFIG = "config.json"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+SPECIALTIES = "specialties.json"
+GENERALIST = "generalist.safetensors"
+NETWORK = "network.safetensors"
+BASE = "base.safetensors"
+PAPER_BASE = "base-paper.safetensors"
+INPUT = "input.npz"
+PREDICTIONS = "predictions.npz"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+FIGURES = "figures"
+CHECKPOINTS = "checkpoint"
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+
+
+class Run:
+    """One run folder. Construct with `open_run` to write, `Run(path)` to read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one finished file and list it in the manifest."""
+        write_atomically(self.file(name), content)
+        manifest = self._manifest() | {name: hashlib.sha256(content).hexdigest()}
+        write_atomically(self.file(MANIFEST), _json_bytes(manifest))
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, _json_bytes(value))
+
+    def read(self, name: str) -> bytes:
+        """The content of a finished file, checked against the manifest."""
+        expected = self._manifest().get(name)
+        if expected is None or not self.file(name).exists():
+            raise UserError(f"{self.path}: there is no finished {name}; is the run complete? go on with --resume")
+        content = self.file(name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise RunError(f"{self.file(name)}: content changed since it was written; --resume makes it again")
+        return content
+
+    def read_json(self, name: str) -> Any:
+        return json.loads(self.read(name))
+
+    def has(self, name: str) -> bool:
+        """Whether the file is finished and undamaged."""
+        try:
+            self.read(name)
+        except (UserError, RunError):
+            return False
+        return True
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        with failing_writes_explained(self.file(METRICS)), self.file(METRICS).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        if not self.file(METRICS).exists():
+            return []
+        lines = []
+        for text in self.file(METRICS).read_text().splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                continue  # the process was killed inside this line; its epoch is trained again
+        return lines
+
+    def forget_metrics(self, stage: str, after_step: int) -> None:
+        """Drop what a resumed stage is about to do again, so that no epoch is listed twice."""
+        kept = [line for line in self.metrics() if line["stage"] != stage or line["step"] <= after_step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(self.file(METRICS), text.encode())
+
+    def _manifest(self) -> dict[str, str]:
+        try:
+            manifest: dict[str, str] = json.loads(self.file(MANIFEST).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return manifest
+
+
+@contextmanager
+def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Iterator[Run]:
+    """Open a run folder to write in, alone.
+
+    `check` sees the folder of a run that is resumed before anything in it is touched.
+    """
+    started = (path / CONFIG).exists()
+    if started and not resume:
+        raise UserError(f"{path}: holds a run already; go on with --resume, or name another folder with --out")
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path}: is a file, not a folder; name another folder with --out")
+    with failing_writes_explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        run = Run(path)
+        if started:
+            check(run)
+        yield run
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl  # not on Windows; a folder is then not guarded against a second process
+
+    with failing_writes_explained(path), (path / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{path}: in use by another process; wait for it, or name another folder with --out"
+            ) from error
+        yield
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Either the old content or the new one is there, whenever the process is killed."""
+    with failing_writes_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder: a rename across file systems would be a copy, and can be cut in two.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself must reach the disk
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def failing_writes_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise RunError(f"{path}: the disk is full; free some space and go on with --resume") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise UserError(f"{path}: may not be written; choose another folder with --out") from error
+        raise
+
+
+def _json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

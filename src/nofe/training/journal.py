@@ -1,0 +1,119 @@
+"""What a stage writes down: a line for each epoch, and checkpoints to go on from."""
+
+import logging
+import time
+from typing import Any, NoReturn
+
+import torch
+
+from nofe.runs import Run
+from nofe.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from nofe.training.loop import TrainState
+from nofe.training.optimizer import current_rate, load_optimizer_tensors, optimizer_tensors, set_rate
+from nofe.training.progress import Progress
+from nofe.training.recipe import rate_in_epoch
+from nofe.training.runtime import Interrupted, Runtime
+
+log = logging.getLogger("nofe")
+
+
+class Journal:
+    """The memory of a run across interruptions."""
+
+    def __init__(self, run: Run, runtime: Runtime, progress: Progress) -> None:
+        self.run, self.runtime, self.progress = run, runtime, progress
+        self._epoch_began = time.monotonic()
+        self._saved = time.monotonic()
+
+    def begin(self, state: TrainState, steps: int, batch: int) -> dict[str, Any]:
+        """Put the state where an earlier, interrupted run left it. Returns that run's notes; none is empty."""
+        checkpoint = read_checkpoint(self.run, state.stage)
+        if checkpoint is not None:
+            _restore(state, checkpoint, self.runtime)
+            self.progress.say(f"{state.stage}: going on after step {state.step:,} of {steps:,}")
+        self.run.forget_metrics(state.stage, after_step=state.step if checkpoint else -1)
+        self.progress.begin(state, steps, batch)
+        self._epoch_began = time.monotonic()
+        return checkpoint.notes["stage_notes"] if checkpoint else {}
+
+    def epoch_done(self, state: TrainState, epoch: int, **figures: Any) -> None:
+        """One line in metrics.jsonl. Waits for the device."""
+        loss, accuracy = state.mean_loss_and_accuracy()
+        seconds = time.monotonic() - self._epoch_began
+        line = {
+            "stage": state.stage,
+            "epoch": epoch,
+            "step": state.step,
+            "loss": loss,
+            "accuracy": accuracy,
+            "rate": rate_in_epoch(state.recipe, epoch - 1),
+            "seconds": round(seconds, 3),
+            "images_per_second": round(state.images / seconds, 1),
+            **figures,
+        }
+        self.run.append_metrics(line)
+        self.progress.end_epoch(line)
+        self._epoch_began = time.monotonic()
+
+    def save(self, state: TrainState, **stage_notes: Any) -> None:
+        """At the end of an epoch, unless the last checkpoint is younger than the runtime wants them apart."""
+        if time.monotonic() - self._saved >= self.runtime.checkpoint_seconds:
+            self._write(state, stage_notes)
+
+    def stop(self, state: TrainState, **stage_notes: Any) -> NoReturn:
+        """A signal cut the epoch short: save in the middle of it, and end."""
+        self._write(state, stage_notes)
+        self.progress.end()
+        number = self.runtime.stop_signal or 0
+        raise Interrupted(
+            f"{self.run.path}: stopped by signal {number} in stage {state.stage} after step {state.step:,}, "
+            "all saved; go on with --resume",
+            number,
+        )
+
+    def _write(self, state: TrainState, stage_notes: dict[str, Any]) -> None:
+        write_checkpoint(self.run, _snapshot(state, stage_notes))
+        self._saved = time.monotonic()
+
+
+def _snapshot(state: TrainState, stage_notes: dict[str, Any]) -> Checkpoint:
+    tensors = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
+    momentum = _renamed("to_disk", state, optimizer_tensors(state.optimizer, state.model))
+    tensors |= {f"momentum.{name}": tensor for name, tensor in momentum.items()}
+    tensors["totals"] = state.totals
+    tensors["generator.cpu"] = torch.get_rng_state()
+    if state.totals.device.type == "cuda":
+        tensors["generator.cuda"] = torch.cuda.get_rng_state(state.totals.device)
+    notes = {
+        "images": state.images,
+        "rate": current_rate(state.optimizer),
+        "threads": torch.get_num_threads(),
+        "device": state.totals.device.type,
+        "stage_notes": stage_notes,
+    }
+    return Checkpoint(state.stage, state.step, tensors, notes)
+
+
+def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> None:
+    def of(prefix: str) -> dict[str, torch.Tensor]:
+        return {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
+
+    notes = checkpoint.notes
+    state.model.load_state_dict(of("model."))
+    # The rate first: the momentum buffers were saved as they stood at that rate.
+    set_rate(state.optimizer, notes["rate"])
+    load_optimizer_tensors(state.optimizer, state.model, _renamed("from_disk", state, of("momentum.")))
+    state.totals.copy_(checkpoint.tensors["totals"])
+    state.images, state.step = notes["images"], checkpoint.step
+    torch.set_rng_state(checkpoint.tensors["generator.cpu"])
+    if "generator.cuda" in checkpoint.tensors and runtime.device.type == "cuda":
+        torch.cuda.set_rng_state(checkpoint.tensors["generator.cuda"], runtime.device)
+    torch.set_num_threads(notes["threads"])
+    if not (notes["device"] == runtime.device.type == "cpu"):
+        log.warning("%s: the rest of the training agrees to rounding, not bit for bit (not on a CPU)", state.stage)
+
+
+def _renamed(how: str, state: TrainState, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A model that holds its weights in another shape than it saves them renames the momentum alike."""
+    rename = getattr(state.model, how, None)
+    return rename(tensors) if callable(rename) else tensors

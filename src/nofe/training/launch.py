@@ -1,0 +1,59 @@
+"""How a training step reaches the device: kernel by kernel, compiled, or as one captured CUDA graph.
+
+Small networks keep a GPU waiting for the processor that launches their kernels; a captured step is one launch.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from nofe.training.runtime import Runtime
+
+EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
+
+
+def launcher(step: Callable[[], None], runtime: Runtime) -> Callable[[], None]:
+    return CapturedStep(step) if runtime.capture else step
+
+
+class CapturedStep:
+    """The first steps run as they are, on a stream of their own; then one is captured, and replayed from there on.
+
+    All of them are steps of the training: capturing computes nothing, so no step is done twice. The step must read
+    and write tensors that stay where they are.
+    """
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._taken = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._graph is None and self._taken < EAGER_STEPS:
+            self._taken += 1
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                self._step()
+            torch.cuda.current_stream().wait_stream(aside)
+            return
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._step()
+            self._graph = graph
+        self._graph.replay()
+
+
+def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
+    """Compile in place. A block that a network repeats is compiled once for all its copies, which saves minutes."""
+    if not runtime.compile:
+        return
+    inner = [module for module in model.modules() if list(module.children()) and type(module) is not nn.Sequential]
+    repeated = {kind for kind, times in Counter(map(type, inner)).items() if times >= 3}
+    for part in model.children():
+        blocks = [module for module in part.modules() if type(module) in repeated]
+        for module in blocks or [part]:
+            module.compile()

@@ -1,0 +1,109 @@
+"""What a person sees while a stage trains: a bar in a terminal, one line an epoch in a log."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from nofe.training.loop import TrainState
+
+
+class Progress(Protocol):
+    """Told of every step and every epoch; the loop does not know who listens."""
+
+    def begin(self, state: "TrainState", steps: int, batch: int) -> None: ...
+    def advance(self, state: "TrainState", images: int) -> None: ...
+    def end_epoch(self, line: dict[str, Any]) -> None: ...
+    def end(self) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Silent:
+    def begin(self, state: "TrainState", steps: int, batch: int) -> None:
+        pass
+
+    def advance(self, state: "TrainState", images: int) -> None:
+        pass
+
+    def end_epoch(self, line: dict[str, Any]) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+
+class Lines(Silent):
+    """For logs."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def begin(self, state: "TrainState", steps: int, batch: int) -> None:
+        self._epochs = state.recipe.epochs
+
+    def end_epoch(self, line: dict[str, Any]) -> None:
+        print(f"{line['stage']:<12} epoch {line['epoch']:>3}/{self._epochs}  {epoch_in_words(line)}", flush=True)
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class Bars(Silent):
+    """For terminals: one bar a stage with loss, accuracy, images/s and the time left."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+        )
+        self._drawn = 0.0
+
+    def begin(self, state: "TrainState", steps: int, batch: int) -> None:
+        self._bars.start()
+        self._task = self._bars.add_task(state.stage, total=steps, completed=state.step, text="")
+        self._since, self._images = time.monotonic(), 0
+
+    def advance(self, state: "TrainState", images: int) -> None:
+        self._images += images
+        now = time.monotonic()
+        if now - self._drawn < 0.2:
+            return
+        self._drawn = now
+        speed = self._images / max(now - self._since, 1e-9)
+        text = f"{speed:,.0f} images/s"
+        if state.totals.device.type == "cpu":  # elsewhere reading the loss would make the device wait
+            loss, accuracy = state.mean_loss_and_accuracy()
+            text = f"loss {loss:.3f}  accuracy {accuracy:6.2%}  {text}"
+        self._bars.update(self._task, completed=state.step, text=text)
+
+    def end_epoch(self, line: dict[str, Any]) -> None:
+        self._bars.update(self._task, completed=line["step"], text=epoch_in_words(line))
+
+    def end(self) -> None:
+        self._bars.stop()
+        self._bars.remove_task(self._task)
+        # The finished bar stays on the screen; the next stage draws below it.
+        self.__init__()  # type: ignore[misc]
+
+    def say(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False)
+
+
+def progress_for_this_output() -> Progress:
+    return Bars() if sys.stdout.isatty() else Lines()
+
+
+def epoch_in_words(line: dict[str, Any]) -> str:
+    words = f"loss {line['loss']:.3f}  accuracy {line['accuracy']:6.2%}"
+    if line.get("test_accuracy") is not None:
+        words += f"  test {line['test_accuracy']:6.2%}"
+    if line.get("moved") is not None:
+        words += f"  moved {line['moved']:>3}"
+    return f"{words}  {line['images_per_second']:,.0f} images/s  {line['seconds']:.1f} s"

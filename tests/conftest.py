@@ -1,0 +1,49 @@
+"""Small data and small runs that several tests share."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nofe.config import RunConfig, with_settings
+from nofe.data import Dataset, ImageSet
+from nofe.recipes import default_run
+
+REAL_CIFAR = Path(__file__).parents[2] / "shared" / "cifar100" / "restore.py"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Small networks are faster on one thread, and tests that run side by side do not disturb each other."""
+    torch.set_num_threads(1)
+
+
+def small_dataset(classes: int = 8, per_class: int = 20, size: int = 32, seed: int = 0) -> Dataset:
+    """Classes come in look-alike pairs: a pair shares its colour, its members differ in where a bar stands."""
+    rng = np.random.default_rng(seed)
+    colours = rng.integers(40, 216, size=(classes, 3))
+
+    def split(count: int) -> ImageSet:
+        labels = np.tile(np.arange(classes), count)
+        images = rng.integers(0, 40, size=(len(labels), 3, size, size)) + colours[labels // 2][:, :, None, None]
+        upright = labels % 2 == 0
+        images[upright, :, :, size // 2 - 2 : size // 2 + 2] = 255
+        images[~upright, :, size // 2 - 2 : size // 2 + 2, :] = 255
+        return ImageSet(images.clip(0, 255).astype(np.uint8), labels.astype(np.int64))
+
+    names = tuple(f"class-{index}" for index in range(classes))
+    pairs = {"pair": tuple(index // 2 for index in range(classes))}
+    return Dataset("small", names, split(per_class), split(per_class // 2), pairs)
+
+
+def small_run(*settings: str) -> RunConfig:
+    """AlexNet-Quick for a few steps."""
+    short = ("specialties.count=2", "generalist.epochs=3", "experts.epochs=3", "generalist.confusion_images=80")
+    batch = ("generalist.batch=16", "experts.batch=16", "experts.rate=0.0005", "generalist.rate=0.0005")
+    return with_settings(default_run("alexnet-quick-c100", "small"), [*short, *batch, *settings])
+
+
+@pytest.fixture(scope="session")
+def dataset() -> Dataset:
+    return small_dataset()

@@ -1,0 +1,185 @@
+"""A run that is killed and resumed ends with the very weights of one that was never interrupted."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from conftest import small_dataset, small_run
+from nofe import runs
+from nofe.errors import UserError
+from nofe.pipeline import train
+from nofe.runs import Run
+from nofe.training.runtime import Interrupted, make_runtime
+
+FINAL = (runs.BASE, runs.GENERALIST, runs.NETWORK, runs.SPECIALTIES)
+KILLS = 20
+
+
+def finals(folder: Path) -> dict[str, bytes]:
+    return {name: Run(folder).read(name) for name in FINAL}
+
+
+def epochs(folder: Path) -> list[tuple[str, int, int, float]]:
+    lines = Run(folder).metrics()
+    return [(line["stage"], line["step"], line.get("epoch", 0), line.get("loss", 0)) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(small_run(), folder, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    return folder
+
+
+def test_killed_at_random_moments(uninterrupted: Path, tmp_path: Path) -> None:
+    """SIGKILL, at least 20 times. A process of its own, because it forks before torch starts any thread."""
+    folder = tmp_path / "killed"
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_resume as t; t.be_killed()"
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    history = json.loads(done.stdout)
+    assert history["kills"] >= KILLS
+    assert history["mid_run"] >= KILLS // 2  # most of them struck while something was being trained or written
+    assert finals(folder) == finals(uninterrupted)
+    assert epochs(folder) == epochs(uninterrupted)
+    assert not list(folder.rglob("*.partial"))[KILLS:]  # at most one left-over file a kill
+
+
+def be_killed() -> None:
+    """Run, kill, resume, until the run is complete and has been killed often enough."""
+    import torch
+
+    folder, rng = Path(sys.argv[1]), random.Random(1)
+    torch.set_num_threads(1)
+    config, dataset = small_run(), small_dataset()
+    kills = mid_run = 0
+    patience = 0.15
+    while True:
+        child = os.fork()
+        if child == 0:
+            train(config, folder, resume=True, dataset=dataset, runtime=make_runtime("cpu"))
+            os._exit(0)
+        if kills >= KILLS:
+            _, status = os.waitpid(child, 0)
+            assert status == 0
+            break
+        time.sleep(rng.uniform(0.01, patience))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        kills += 1
+        mid_run += (folder / runs.CONFIG).exists() and os.WIFSIGNALED(status)
+        patience *= 1.05  # a child that never reaches its first checkpoint would be killed for ever
+    print(json.dumps({"kills": kills, "mid_run": mid_run}))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stops_in_the_middle_of_an_epoch_on_a_signal(
+    number: signal.Signals, uninterrupted: Path, tmp_path: Path
+) -> None:
+    """In every stage, after every so many steps."""
+    from nofe.training.progress import Silent
+
+    class Interrupting(Silent):
+        def advance(self, state, images) -> None:
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps == 7:
+                os.kill(os.getpid(), number)
+
+    stops = 0
+    while True:
+        try:
+            train(
+                small_run(),
+                tmp_path / "run",
+                resume=True,
+                dataset=small_dataset(),
+                runtime=make_runtime("cpu"),
+                progress=Interrupting(),
+            )
+            break
+        except Interrupted as stop:
+            assert stop.exit_code == 128 + number
+            assert "--resume" in str(stop)
+            stops += 1
+    assert stops == 90 // 7
+    assert finals(tmp_path / "run") == finals(uninterrupted)
+    assert epochs(tmp_path / "run") == epochs(uninterrupted)
+
+
+def test_damaged_checkpoint_is_noticed_and_the_one_before_used(
+    uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    _interrupt_after(folder, steps=47)  # the generalist, with two checkpoints behind it
+    newest = max((folder / runs.CHECKPOINTS).iterdir())
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    train(small_run(), folder, resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert "damaged" in caplog.text
+    assert finals(folder) == finals(uninterrupted)
+
+
+def test_damaged_result_of_a_stage_is_made_again(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _interrupt_after(folder, steps=75)  # inside stage 2
+    content = bytearray((folder / runs.GENERALIST).read_bytes())
+    content[-1] ^= 1
+    (folder / runs.GENERALIST).write_bytes(content)
+    train(small_run(), folder, resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert finals(folder) == finals(uninterrupted)
+
+
+def _interrupt_after(folder: Path, steps: int) -> None:
+    from nofe.training.progress import Silent
+
+    runtime = make_runtime("cpu")
+
+    class Interrupting(Silent):
+        seen = 0
+
+        def advance(self, state, images) -> None:
+            self.seen += 1
+            if self.seen == steps:
+                runtime.stop_signal = signal.SIGTERM
+
+    with pytest.raises(Interrupted):
+        train(small_run(), folder, dataset=small_dataset(), runtime=runtime, progress=Interrupting())
+
+
+def test_refuses_to_resume_with_another_configuration_or_other_images(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _interrupt_after(folder, steps=5)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"experts.epochs was 3, is 4"):
+        train(small_run("experts.epochs=4"), folder, resume=True, dataset=small_dataset())
+    with pytest.raises(UserError, match="images changed"):
+        train(small_run(), folder, resume=True, dataset=small_dataset(seed=1))
+    with pytest.raises(UserError, match="--resume"):
+        train(small_run(), folder, dataset=small_dataset())
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_folder_in_use_is_refused(tmp_path: Path) -> None:
+    import fcntl
+
+    _interrupt_after(tmp_path / "run", steps=5)
+    with (tmp_path / "run" / runs.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="in use by another process"):
+            train(small_run(), tmp_path / "run", resume=True, dataset=small_dataset())
+
+
+def test_another_seed_gives_other_weights(uninterrupted: Path, tmp_path: Path) -> None:
+    train(small_run("seed=1"), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
+    one, other = (safetensors.numpy.load(finals(folder)[runs.NETWORK]) for folder in (uninterrupted, tmp_path / "run"))
+    assert not np.array_equal(one["trunk.conv1.weight"], other["trunk.conv1.weight"])
