@@ -1,0 +1,34 @@
+"""`nofe` and `python -m nofe`: run the command line, and turn what goes wrong into one line and an exit code."""
+
+import logging
+import sys
+
+
+def main() -> None:
+    from nofe.cli import app
+    from nofe.errors import NofeError
+
+    logging.basicConfig(format="nofe: %(message)s", level=logging.WARNING)
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except NofeError as error:
+        sys.exit(_fail(str(error), error.exit_code))
+    except KeyboardInterrupt:
+        sys.exit(_fail("interrupted", 130))
+    except Exception as error:
+        # Typer's own complaints about the command line; which module defines them differs between its versions.
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "nofe"
+        message = " ".join(error.format_message().split())
+        sys.exit(_fail(f"{message.rstrip('.')}; see {command} --help", getattr(error, "exit_code", 2)))
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"nofe: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

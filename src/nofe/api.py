@@ -1,0 +1,70 @@
+"""`nofe.train`: the command line's `nofe train`, from Python."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nofe.config import RunConfig, with_settings
+from nofe.data import Dataset
+from nofe.pipeline import train as run_pipeline
+from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run
+from nofe.training.progress import Silent, progress_for_this_output
+from nofe.training.runtime import make_runtime
+
+
+def configure(
+    dataset: str = DEMO_DATASET,
+    architecture: str = DEMO_ARCHITECTURE,
+    experts: int | None = None,
+    rule: str | None = None,
+    seed: int = 0,
+    data_root: str = "data",
+    settings: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """The architecture's recipe for this data, with the fields of `settings` replaced ({"generalist.epochs": 5})."""
+    config = default_run(architecture, dataset)
+    chosen: dict[str, Any] = {
+        "data.root": data_root,
+        "specialties.count": experts,
+        "specialties.rule": rule,
+        "seed": seed,
+    }
+    chosen = {name: value for name, value in chosen.items() if value is not None} | dict(settings or {})
+    return with_settings(config, (f"{name}={_text(value)}" for name, value in chosen.items()))
+
+
+def train(
+    out: Path | str,
+    dataset: str | Dataset = DEMO_DATASET,
+    architecture: str = DEMO_ARCHITECTURE,
+    experts: int | None = None,
+    *,
+    rule: str | None = None,
+    seed: int = 0,
+    data_root: str = "data",
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    precision: str = "auto",
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train base, generalist and network of experts in the folder `out`; returns the summary of the run.
+
+    `dataset` is a name (see `nofe list`) or a `nofe.Dataset` in memory. Load the result with `nofe.load(out)`.
+    """
+    name = dataset if isinstance(dataset, str) else dataset.name
+    config = configure(name, architecture, experts, rule, seed, data_root, settings)
+    return run_pipeline(
+        config,
+        Path(out),
+        resume=resume,
+        runtime=make_runtime(device, precision),
+        progress=Silent() if quiet else progress_for_this_output(),
+        dataset=None if isinstance(dataset, str) else dataset,
+    )
+
+
+def _text(value: Any) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,155 @@
+"""The command line: a few verbs; every other field of the configuration is reached by --set."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from nofe.config import RunConfig
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Turn an image classifier into a network of experts: one trunk, K branches, one softmax.",
+)
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
+DataRoot = Annotated[Path | None, typer.Option(help="Where data sets lie, or are downloaded to.")]
+
+
+@app.command()
+def train(
+    dataset: Annotated[str | None, typer.Option(help="glyphs, cifar100, cifar10 or folder:PATH.")] = None,
+    data_root: DataRoot = None,
+    architecture: Annotated[str | None, typer.Option(help="See nofe list.")] = None,
+    experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
+    rule: Annotated[str | None, typer.Option(help="How specialties are chosen; see nofe list.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order, augmentation and partition.")] = None,
+    base: Annotated[str | None, typer.Option(help="Bases to compare: experts, paper, both, none.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="e.g. generalist.epochs=5; repeatable."),
+    ] = None,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
+    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+    capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
+) -> None:
+    """Train a base and a network of experts, and compare them."""
+    from nofe import pipeline
+    from nofe.report.text import comparison, specialties_in_words
+    from nofe.training.progress import progress_for_this_output
+    from nofe.training.runtime import make_runtime
+
+    chosen: dict[str, Any] = {
+        "data.name": dataset,
+        "data.root": None if data_root is None else str(data_root),
+        "data.skip_unreadable": True if skip_unreadable else None,
+        "architecture": architecture,
+        "specialties.count": experts,
+        "specialties.rule": rule,
+        "seed": seed,
+        "base.by": base,
+    }
+    config, folder = _configured({k: v for k, v in chosen.items() if v is not None}, set_ or [], out, resume)
+    runtime = make_runtime(device, precision, compile=compile_, capture=capture, checkpoint_seconds=checkpoint_seconds)
+    progress = progress_for_this_output()
+    summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress)
+    progress.say(specialties_in_words(folder))
+    progress.say(comparison(summary))
+    progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
+
+
+def _configured(
+    chosen: dict[str, Any], settings: list[str], out: Path | None, resume: bool
+) -> "tuple[RunConfig, Path]":
+    """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
+    from nofe import runs
+    from nofe.config import from_json, with_settings
+    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run
+    from nofe.runs import Run
+
+    if out is not None and resume and (out / runs.CONFIG).exists():
+        config: RunConfig = from_json(Run(out).read_json(runs.CONFIG))
+    else:
+        config = default_run(chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET))
+    given = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in chosen.items()]
+    config = with_settings(config, [*given, *settings])
+    if out is None:
+        kind = config.data.name.partition(":")[0]
+        out = Path("runs") / f"{kind}-{config.architecture}-k{config.specialties.count}"
+        out = out if resume else _free(out)
+    return config, out
+
+
+def _free(out: Path) -> Path:
+    numbered = (out, *(out.with_name(f"{out.name}-{number}") for number in range(2, 10_000)))
+    return next(path for path in numbered if not path.exists())
+
+
+@app.command()
+def evaluate(run: RunFolder, data_root: DataRoot = None, as_json: AsJson = False, device: Device = "auto") -> None:
+    """Judge a run on its test images: top-1, top-5, by specialty, inside and across specialties."""
+    from nofe.inference import evaluate_run
+    from nofe.report.text import evaluation_in_words
+    from nofe.training.runtime import make_runtime
+
+    figures = evaluate_run(run, make_runtime(device), data_root)
+    print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Name what is in a picture, how probable it is, and which expert spoke."""
+    from nofe.inference import predict_files
+    from nofe.report.text import predictions_in_words
+    from nofe.training.runtime import make_runtime
+
+    answers = predict_files(run, images, top, make_runtime(device))
+    print(json.dumps(answers, indent=2) if as_json else predictions_in_words(answers))
+
+
+@app.command()
+def specialties(run: RunFolder, as_json: AsJson = False) -> None:
+    """The classes of each expert."""
+    from nofe import runs
+    from nofe.report.text import specialties_in_words
+    from nofe.runs import Run
+
+    if as_json:
+        print(json.dumps(Run(run).read_json(runs.SPECIALTIES), indent=2))
+    else:
+        print(specialties_in_words(run))
+
+
+@app.command("list")
+def list_() -> None:
+    """Architectures, data sets and specialty rules."""
+    from nofe.architectures import ARCHITECTURES
+    from nofe.data import DATASETS
+    from nofe.specialties import RULES
+
+    tables = {
+        "architectures": {name: architecture.summary for name, architecture in ARCHITECTURES.items()},
+        "data sets": dict(DATASETS),
+        "specialty rules": {name: rule.summary for name, rule in RULES.items()},
+    }
+    for title, rows in tables.items():
+        print(title)
+        for name, summary in rows.items():
+            print(f"  {name:<20} {summary}")

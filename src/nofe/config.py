@@ -1,0 +1,171 @@
+"""The configuration of a run: frozen dataclasses, to and from JSON, with every field in reach of `--set`."""
+
+import dataclasses
+import difflib
+import json
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cattrs
+import cattrs.errors
+
+from nofe.errors import UserError
+from nofe.experts.stage import ExpertsConfig
+from nofe.generalist import GeneralistConfig
+from nofe.specialties import rule_named
+from nofe.training.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    name: str = "glyphs"
+    root: str = "data"  # where data sets lie or are downloaded to
+    seed: int = 0  # of data that is made, not read
+    hold_out: float = 0.0  # test on this part of the training images instead of the test images, to choose by
+    skip_unreadable: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hold_out < 1:
+            raise UserError(f"data.hold_out={self.hold_out}: out of range; use a fraction from 0 to below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialtiesConfig:
+    count: int = 10  # K
+    rule: str = "fully-balanced"
+    strength: float = 1000.0  # elasso's lambda, on counts from 10,000 images
+    sweeps: int = 1  # of elasso at each update; 0 is until no class moves
+    groups: str = ""  # with the rule groups: a grouping of the data set, or a JSON file of {name: [classes]}
+
+    def __post_init__(self) -> None:
+        rule_named(self.rule)
+        if self.count < 2:
+            raise UserError(f"--experts {self.count}: a network of experts needs at least 2")
+        if self.strength <= 0 or self.sweeps < 0:
+            raise UserError("specialties: strength must be above 0, and sweeps 0 or more")
+        if bool(self.groups) != (self.rule == "groups"):
+            raise UserError(
+                f"specialties.rule={self.rule}, specialties.groups='{self.groups}': groups go with the rule groups; "
+                "set both or neither"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseConfig:
+    """The plain network to compare with: by the experts' recipe, by the paper's own, by both, or none."""
+
+    by: Literal["experts", "paper", "both", "none"] = "experts"
+    paper: Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything needed to run it again."""
+
+    architecture: str
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    specialties: SpecialtiesConfig = SpecialtiesConfig()
+    base: BaseConfig
+    generalist: GeneralistConfig
+    experts: ExpertsConfig
+
+    def __post_init__(self) -> None:
+        needs_base = self.specialties.rule == "spectral" or self.generalist.start == "base"
+        if needs_base and self.base.by == "none":
+            raise UserError("base.by=none: spectral specialties and generalist.start=base need a base; leave it on")
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    as_dict: dict[str, Any] = _CONVERTER.unstructure(config)
+    return as_dict
+
+
+def from_json(value: Any) -> RunConfig:
+    try:
+        return _CONVERTER.structure(value, RunConfig)
+    except (TypeError, ValueError, KeyError, cattrs.errors.ForbiddenExtraKeysError) as error:
+        raise UserError(f"configuration: does not fit this version of nofe ({error}); start a new run") from error
+
+
+def with_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
+    """Apply `generalist.epochs=5` and the like, each typed against its field, all at once."""
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise UserError(f"--set {setting}: has no '='; write --set generalist.epochs=5")
+        _note_change(changes, config, path.split("."), text, setting)
+    changed: RunConfig = _with_changes(config, changes)
+    return changed
+
+
+def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str, setting: str) -> None:
+    name, *rest = path
+    kinds = typing.get_type_hints(type(value))
+    if name not in kinds:
+        close = difflib.get_close_matches(name, kinds, n=1)
+        advice = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(kinds)}"
+        raise UserError(f"--set {setting}: {type(value).__name__} has no field '{name}'; {advice}")
+    inner = getattr(value, name)
+    if rest:
+        if not dataclasses.is_dataclass(inner):
+            raise UserError(f"--set {setting}: {name} has no fields of its own; write --set {name}=VALUE")
+        _note_change(changes.setdefault(name, {}), inner, rest, text, setting)
+    elif dataclasses.is_dataclass(inner):
+        fields = ", ".join(field.name for field in dataclasses.fields(inner))
+        raise UserError(f"--set {setting}: {name} is a group; set one of its fields: {fields}")
+    else:
+        changes[name] = _parsed(text, kinds[name], setting)
+
+
+def _with_changes(value: Any, changes: dict[str, Any]) -> Any:
+    new = {
+        name: _with_changes(getattr(value, name), change) if isinstance(change, dict) else change
+        for name, change in changes.items()
+    }
+    return dataclasses.replace(value, **new)
+
+
+def _parsed(text: str, kind: Any, setting: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if kind is str:
+        value = text
+    try:
+        return _CONVERTER.structure(value, kind)
+    except Exception as error:  # cattrs raises whatever the hook for the type raises
+        raise UserError(f"--set {setting}: '{text}' is not {_in_words(kind)}") from error
+
+
+def _in_words(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return "a list of numbers such as [0.5, 0.75]"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+
+
+def _strictly(kind: type, *accepted: type) -> Any:
+    """Python's own int('5'), float(True) and bool('false') accept too much."""
+
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) not in accepted:
+            raise TypeError(f"{value!r} is not {_in_words(kind)}")
+        return kind(value)
+
+    return structure
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
+    for kind, accepted in ((int, (int,)), (float, (int, float)), (bool, (bool,)), (str, (str,))):
+        converter.register_structure_hook(kind, _strictly(kind, *accepted))
+    return converter
+
+
+_CONVERTER = _converter()

@@ -1,0 +1,62 @@
+"""A finished run at work: on its test images, and on pictures."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nofe.data.folder import find_images, read_images
+from nofe.evaluation import by_specialty, predict
+from nofe.loading import open_finished
+from nofe.training.runtime import Runtime
+
+FILES_AT_ONCE = 64
+
+
+def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None) -> dict[str, Any]:
+    """Top-1 and top-5 of experts and base, and where the experts' mistakes go."""
+    finished = open_finished(path)
+    network = finished.network().to(runtime.device)
+    test = finished.test_images(runtime, data_root)
+    predictions = predict(network, test, finished.crop, runtime)
+    figures: dict[str, Any] = {
+        "run": str(path),
+        "images": len(test),
+        "experts": {"top_1": predictions.top(1), "top_5": predictions.top(5)},
+    }
+    if (base := finished.base()) is not None:
+        of_base = predict(base.to(runtime.device), test, finished.crop, runtime)
+        figures["base"] = {"top_1": of_base.top(1), "top_5": of_base.top(5)}
+    each = by_specialty(predictions, network.specialties)
+    for name in ("confused_inside", "confused_across"):
+        total = sum(getattr(figure, name) * figure.images for figure in each)
+        figures["experts"][name] = total / len(test)
+    figures["specialties"] = [dataclasses.asdict(figure) for figure in each]
+    return figures
+
+
+def predict_files(path: Path, images: list[Path], top: int, runtime: Runtime) -> list[dict[str, Any]]:
+    """The `top` most probable classes of each picture, each with the expert that owns it."""
+    finished = open_finished(path)
+    network = finished.network().to(runtime.device)
+    files = find_images(images)
+    height = finished.mean.shape[-1]
+    answers = []
+    for start in range(0, len(files), FILES_AT_ONCE):
+        some = files[start : start + FILES_AT_ONCE]
+        pixels = torch.from_numpy(read_images(some, height)).to(runtime.device)  # (N, 3, H, W)
+        with torch.inference_mode(), runtime.autocast():
+            logits = network(finished.preprocess(pixels))  # (N, C)
+        best = logits.float().softmax(1).topk(min(top, logits.shape[1]))
+        for file, classes, probabilities in zip(some, best.indices.tolist(), best.values.tolist(), strict=True):
+            named = [
+                {
+                    "class": finished.class_names[c],
+                    "probability": probability,
+                    "expert": int(network.specialties.specialty_of_class[c]),
+                }
+                for c, probability in zip(classes, probabilities, strict=True)
+            ]
+            answers.append({"file": str(file), "top": named})
+    return answers

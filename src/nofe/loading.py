@@ -1,0 +1,86 @@
+"""A finished run, ready to use: the network, its class names, and how its images are prepared."""
+
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nofe import config as configuration
+from nofe import runs
+from nofe.architectures import Classifier, architecture_named
+from nofe.config import RunConfig
+from nofe.data.batches import DeviceImages, centre_crop
+from nofe.errors import UserError
+from nofe.experts.network import NetworkOfExperts, plant_experts
+from nofe.pipeline import read_dataset
+from nofe.runs import Run
+from nofe.specialties import Specialties
+from nofe.training.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run folder holds, read but not yet on any device."""
+
+    run: Run
+    config: RunConfig
+    class_names: tuple[str, ...]
+    mean: NDArray[np.float32]  # (3, H, W)
+
+    @property
+    def crop(self) -> int:
+        return self.config.experts.augmentation.crop
+
+    def specialties(self) -> Specialties:
+        return Specialties.from_json(self.run.read_json(runs.SPECIALTIES))
+
+    def network(self) -> NetworkOfExperts:
+        network = plant_experts(architecture_named(self.config.architecture), self.specialties())
+        network.load_state_dict(safetensors.torch.load(self.run.read(runs.NETWORK)))
+        network.class_names = self.class_names
+        network.preprocess = self.preprocess
+        return network.eval()
+
+    def base(self) -> Classifier | None:
+        """The plain network by the experts' recipe, where the run has one."""
+        if not self.run.has(runs.BASE):
+            return None
+        base = architecture_named(self.config.architecture).classifier(len(self.class_names))
+        base.load_state_dict(safetensors.torch.load(self.run.read(runs.BASE)))
+        return base.eval()
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Bytes (N, 3, H, W) to what the network reads (N, 3, h, w)."""
+        mean = torch.from_numpy(self.mean).to(images.device)
+        return centre_crop(images.float() - mean, self.crop)
+
+    def test_images(self, runtime: Runtime, root: Path | None = None) -> DeviceImages:
+        data = self.config.data if root is None else replace(self.config.data, root=str(root))
+        dataset = read_dataset(replace(self.config, data=data))
+        if dataset.class_names != self.class_names:
+            raise UserError(f"{data.name}: has other classes than the run {self.run.path}; name the data it had")
+        return DeviceImages(dataset.test, self.mean, runtime.device)
+
+
+def open_finished(path: Path | str) -> FinishedRun:
+    run = Run(Path(path))
+    if not run.file(runs.CONFIG).exists():
+        raise UserError(f"{path}: no run is here (there is no {runs.CONFIG}); make one with nofe train --out {path}")
+    config: Any = configuration.from_json(run.read_json(runs.CONFIG))
+    with np.load(io.BytesIO(run.read(runs.INPUT)), allow_pickle=False) as stored:
+        names = tuple(str(name) for name in stored["class_names"])
+        return FinishedRun(run, config, names, stored["mean"])
+
+
+def load(path: Path | str) -> NetworkOfExperts:
+    """The trained network of a run, in evaluation mode, on the CPU.
+
+    `network.class_names`, `network.specialties` and `network.preprocess` say what its outputs and inputs are.
+    """
+    return open_finished(path).network()

@@ -1,0 +1,338 @@
+"""The paper on one page.
+
+    images -> base                                         (what the experts are compared with)
+    images -> generalist <-> confusion -> specialties      (stage 1)
+           -> network of experts                           (stage 2)
+           -> predictions, summary, report
+
+Every arrow is one value here and one file in the run folder; a stage whose file is there is not run again.
+"""
+
+import dataclasses
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from nofe import config as configuration
+from nofe import runs
+from nofe.architectures import Architecture, Classifier, architecture_named, parameter_count
+from nofe.classifier import train_classifier
+from nofe.config import RunConfig, SpecialtiesConfig
+from nofe.data import Dataset, load_dataset
+from nofe.data.batches import DeviceImages, pixel_mean
+from nofe.errors import UserError
+from nofe.evaluation import by_specialty, count_confusion, predict
+from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
+from nofe.generalist import train_generalist
+from nofe.recipes import base_by
+from nofe.runs import Run, open_run
+from nofe.specialties import (
+    Specialties,
+    Update,
+    given_groups,
+    random_balanced,
+    rule_named,
+    spectral,
+    update_named,
+)
+from nofe.streams import seed_for, stream
+from nofe.training.journal import Journal
+from nofe.training.progress import Progress, Silent
+from nofe.training.recipe import Recipe
+from nofe.training.runtime import Runtime, environment, make_runtime, stopping_on_signals
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    runtime: Runtime | None = None,
+    progress: Progress | None = None,
+    dataset: Dataset | None = None,
+) -> dict[str, Any]:
+    """Train base, generalist and experts in the folder `out`; returns the summary of the run."""
+    runtime = runtime or make_runtime()
+    progress = progress or Silent()
+    with open_run(out, resume=resume, check=lambda run: _require_same(config, run)) as run:
+        if run.has(runs.SUMMARY):
+            progress.say(f"{out}: this run is complete")
+            return dict(run.read_json(runs.SUMMARY))
+        with stopping_on_signals(runtime):
+            task = prepare(config, dataset or read_dataset(config), run, runtime, progress)
+            bases = train_bases(task)
+            generalist, specialties = learn_specialties(task, bases)
+            network = train_experts(task, generalist, specialties)
+            return summarise(task, bases, generalist, network)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every stage needs."""
+
+    config: RunConfig
+    architecture: Architecture
+    dataset: Dataset
+    train: DeviceImages
+    test: DeviceImages
+    run: Run
+    runtime: Runtime
+    journal: Journal
+
+    @property
+    def classes(self) -> int:
+        return self.dataset.classes
+
+    def seeded(self, what: str) -> None:
+        """Initial weights depend on the seed and on what they are for, not on what ran before."""
+        torch.manual_seed(seed_for(self.config.seed, what, "weights"))
+
+
+def read_dataset(config: RunConfig) -> Dataset:
+    dataset = load_dataset(
+        config.data.name,
+        root=Path(config.data.root),
+        image_size=architecture_named(config.architecture).image_size,
+        seed=config.data.seed,
+        skip_unreadable=config.data.skip_unreadable,
+    )
+    return dataset.hold_out(config.data.hold_out, config.data.seed) if config.data.hold_out else dataset
+
+
+def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
+    """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
+    if config.specialties.count > dataset.classes:
+        raise UserError(
+            f"--experts {config.specialties.count}: more than the {dataset.classes} classes of {config.data.name}; "
+            f"use 2 to {dataset.classes}"
+        )
+    described = {
+        "dataset": dataset.name,
+        "fingerprint": dataset.fingerprint(),
+        "classes": list(dataset.class_names),
+    }
+    if run.has(runs.CONFIG):
+        _require_same_data(dataset, run)
+    else:
+        run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | {"data": described})
+        mean = pixel_mean(dataset.train)
+        run.write(runs.INPUT, _npz(mean=mean, class_names=np.array(dataset.class_names)))
+        run.write_json(runs.CONFIG, configuration.to_json(config))  # last: its presence marks a run that has begun
+    with np.load(io.BytesIO(run.read(runs.INPUT)), allow_pickle=False) as stored:
+        mean = stored["mean"]
+    return Task(
+        config=config,
+        architecture=architecture_named(config.architecture),
+        dataset=dataset,
+        train=DeviceImages(dataset.train, mean, runtime.device),
+        test=DeviceImages(dataset.test, mean, runtime.device),
+        run=run,
+        runtime=runtime,
+        journal=Journal(run, runtime, progress),
+    )
+
+
+def train_bases(task: Task) -> dict[str, Classifier]:
+    """The plain network: by the experts' recipe, for an honest comparison, and by the paper's own if asked for."""
+    config = task.config
+    recipes: dict[str, Recipe] = {}
+    if config.base.by in ("experts", "both"):
+        recipes[runs.BASE] = base_by(config.experts)
+    if config.base.by == "paper" or (config.base.by == "both" and config.base.paper != base_by(config.experts)):
+        recipes[runs.PAPER_BASE] = config.base.paper
+    return {file: train_base(task, file, recipe) for file, recipe in recipes.items()}
+
+
+def train_base(task: Task, file: str, recipe: Recipe) -> Classifier:
+    stage = file.removesuffix(".safetensors")
+    task.seeded("base")
+    base = task.architecture.classifier(task.classes)
+    if not restored(base, file, task):
+        train_over_classes(task, stage, base, recipe)
+        task.run.write(file, weights(base))
+    return base
+
+
+def learn_specialties(task: Task, bases: dict[str, Classifier]) -> tuple[Classifier, Specialties]:
+    """Stage 1."""
+    config = task.config
+    base = next(iter(bases.values()), None)
+    specialties = first_specialties(task, base)
+    task.seeded("generalist")
+    generalist = task.architecture.classifier(specialties.count)
+    if config.generalist.start == "base" and base is not None:
+        generalist.trunk.load_state_dict(base.trunk.state_dict())
+    if task.run.has(runs.SPECIALTIES) and restored(generalist, runs.GENERALIST, task):
+        return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
+    specialties = train_generalist(
+        generalist,
+        specialties,
+        _update(config.specialties),
+        config.generalist,
+        task.train,
+        task.test,
+        config.seed,
+        task.runtime,
+        task.journal,
+    )
+    task.run.write_json(runs.SPECIALTIES, specialties.to_json(task.dataset.class_names))
+    task.run.write(runs.GENERALIST, weights(generalist))
+    return generalist, specialties
+
+
+def _update(config: SpecialtiesConfig) -> Update | None:
+    if not rule_named(config.rule).updates:
+        return None
+    return update_named(config.rule, strength=config.strength, sweeps=config.sweeps or None)
+
+
+def first_specialties(task: Task, base: Classifier | None) -> Specialties:
+    """A random balanced partition for the rules that learn; the final one for those that do not."""
+    config, classes = task.config.specialties, task.classes
+    rng = stream(task.config.seed, "specialties", "start")
+    if config.rule == "spectral":
+        assert base is not None  # RunConfig sees to it
+        everything = torch.arange(len(task.train), device=task.runtime.device)
+        crop = task.config.experts.augmentation.crop
+        confusion = count_confusion(base, task.train, crop, (classes, classes), task.runtime, everything)
+        return spectral(confusion, config.count, rng)
+    if config.rule == "groups":
+        return given_groups(group_of_class(config.groups, task.dataset))
+    return random_balanced(classes, config.count, rng)
+
+
+def group_of_class(groups: str, dataset: Dataset) -> NDArray[np.int64]:
+    """By name from the data set, or from a JSON file of {group: [class names]}."""
+    if groups in dataset.groups:
+        return np.array(dataset.groups[groups])
+    try:
+        named: dict[str, list[str]] = json.loads(Path(groups).read_text())
+        group_of_name = {name: index for index, names in enumerate(named.values()) for name in names}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        known = ", ".join(dataset.groups) or "none"
+        raise UserError(
+            f"specialties.groups={groups}: neither a grouping of {dataset.name} ({known}) nor a readable JSON file; "
+            'write one as {"birds": ["crow", "wren"], ...}'
+        ) from error
+    missing = [name for name in dataset.class_names if name not in group_of_name]
+    unknown = group_of_name.keys() - set(dataset.class_names)
+    if missing or unknown:
+        raise UserError(
+            f"{groups}: {len(missing)} classes are in no group and {len(unknown)} names are no class "
+            f"(first: {(missing or sorted(unknown))[0]}); name every class once"
+        )
+    return np.array([group_of_name[name] for name in dataset.class_names])
+
+
+def train_experts(task: Task, generalist: Classifier, specialties: Specialties) -> NetworkOfExperts:
+    """Stage 2."""
+    task.seeded("experts")
+    if task.config.experts.start == "generalist":
+        network = grow_experts(task.architecture, specialties, generalist)
+    else:
+        network = plant_experts(task.architecture, specialties)
+    if not restored(network, runs.NETWORK, task):
+        network.fuse()
+        train_over_classes(task, "experts", network, task.config.experts)
+        network.unfuse()
+        task.run.write(runs.NETWORK, weights(network))
+    return network
+
+
+def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe) -> None:
+    train_classifier(
+        stage,
+        model,
+        recipe,
+        task.train,
+        task.test,
+        task.classes,
+        task.config.seed,
+        task.runtime,
+        task.journal,
+    )
+
+
+def summarise(
+    task: Task, bases: dict[str, Classifier], generalist: Classifier, network: NetworkOfExperts
+) -> dict[str, Any]:
+    """Last-epoch figures of every network, and what the experts say of every test image."""
+    predictions = predict(network, task.test, task.config.experts.augmentation.crop, task.runtime)
+    stored = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
+    task.run.write(runs.PREDICTIONS, _npz(**stored))
+    models: dict[str, nn.Module] = {file.removesuffix(".safetensors"): base for file, base in bases.items()}
+    models |= {"generalist": generalist, "experts": network}
+    lines = task.run.metrics()
+    networks = {}
+    for stage, model in models.items():
+        epochs = [line for line in lines if line["stage"] == stage and "epoch" in line]
+        networks[stage] = {
+            "accuracy": epochs[-1]["test_accuracy"],
+            "parameters": parameter_count(model),
+            "epochs": epochs[-1]["epoch"],
+            "seconds": round(sum(line["seconds"] for line in epochs), 1),
+        }
+    networks["experts"]["top_5"] = predictions.top(5)
+    specialties = network.specialties
+    summary = {
+        "networks": networks,
+        "specialties": [dataclasses.asdict(figures) for figures in by_specialty(predictions, specialties)],
+        "config": configuration.to_json(task.config),
+    }
+    task.run.write_json(runs.SUMMARY, summary)
+    return summary
+
+
+def weights(model: nn.Module) -> bytes:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    return safetensors.torch.save(tensors)
+
+
+def restored(model: nn.Module, file: str, task: Task) -> bool:
+    """Load a finished stage from its file, if there is one."""
+    model.to(task.runtime.device)
+    if not task.run.has(file):
+        return False
+    model.load_state_dict(safetensors.torch.load(task.run.read(file)))
+    return True
+
+
+def _npz(**arrays: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _require_same(config: RunConfig, run: Run) -> None:
+    earlier = run.read_json(runs.CONFIG)
+    now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
+    differing = _differences(earlier, now)
+    if differing:
+        raise UserError(
+            f"{run.path}: was started with another configuration ({'; '.join(differing[:3])}); "
+            "resume it with its own, or name another folder with --out"
+        )
+
+
+def _differences(before: Any, after: Any, path: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = sorted(before.keys() | after.keys())
+        found = [_differences(before.get(name), after.get(name), f"{path}.{name}".strip(".")) for name in names]
+        return [difference for part in found for difference in part]
+    return [] if before == after else [f"{path} was {before}, is {after}"]
+
+
+def _require_same_data(dataset: Dataset, run: Run) -> None:
+    earlier = run.read_json(runs.ENVIRONMENT)["data"]["fingerprint"]
+    if earlier != dataset.fingerprint():
+        raise UserError(
+            f"{run.path}: the images changed since the run was started; put the old ones back, or start a new run"
+        )

@@ -1,0 +1,90 @@
+"""A run in plain text: what the commands print."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nofe import runs
+from nofe.runs import Run
+
+
+def comparison(summary: dict[str, Any]) -> str:
+    """Base, generalist and experts side by side."""
+    names = {
+        "base": "base, by the experts' recipe",
+        "base-paper": "base, by the paper's recipe",
+        "generalist": f"generalist, over {len(summary['specialties'])} specialties",
+        "experts": "network of experts",
+    }
+    rows = [
+        (
+            names.get(stage, stage),
+            f"{figures['accuracy']:.2%}",
+            f"{figures['parameters']:,}",
+            f"{figures['epochs']}",
+            f"{figures['seconds']:,.0f}",
+        )
+        for stage, figures in summary["networks"].items()
+    ]
+    text = table(("network", "accuracy", "parameters", "epochs", "seconds"), rows)
+    base = summary["networks"].get("base")
+    if base is not None:
+        gain = 100 * (summary["networks"]["experts"]["accuracy"] - base["accuracy"])
+        side = "above" if gain >= 0 else "below"
+        text += f"\n\nBy the same recipe the experts are {abs(gain):.2f} points {side} the base."
+    return text
+
+
+def specialties_in_words(run: Path) -> str:
+    described = Run(run).read_json(runs.SPECIALTIES)
+    lines = [f"expert {each['index']:>2}: {', '.join(each['class_names'])}" for each in described["specialties"]]
+    return "\n".join(lines)
+
+
+def evaluation_in_words(figures: dict[str, Any]) -> str:
+    experts = figures["experts"]
+    rows = [
+        (name, f"{figures[name]['top_1']:.2%}", f"{figures[name]['top_5']:.2%}")
+        for name in ("base", "experts")
+        if name in figures
+    ]
+    by_specialty = [
+        (
+            f"{each['specialty']}",
+            f"{each['classes']}",
+            f"{each['images']:,}",
+            f"{each['accuracy']:.2%}",
+            f"{each['confused_inside']:.2%}",
+            f"{each['confused_across']:.2%}",
+        )
+        for each in figures["specialties"]
+    ]
+    head = ("expert", "classes", "images", "accuracy", "confused inside", "confused across")
+    return "\n\n".join(
+        [
+            f"{figures['run']}: {figures['images']:,} test images",
+            table(("network", "top-1", "top-5"), rows),
+            table(head, by_specialty),
+            f"Of all images {experts['confused_inside']:.2%} are taken for another class of their specialty, "
+            f"{experts['confused_across']:.2%} for a class of another one.",
+        ]
+    )
+
+
+def predictions_in_words(answers: Sequence[dict[str, Any]]) -> str:
+    blocks = []
+    for answer in answers:
+        rows = [(each["class"], f"{each['probability']:.2%}", f"{each['expert']}") for each in answer["top"]]
+        blocks.append(f"{answer['file']}\n{table(('class', 'probability', 'expert'), rows)}")
+    return "\n\n".join(blocks)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
+
+    def aligned(line: Sequence[str]) -> str:
+        first, *rest = line
+        return "  ".join([first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True))])
+
+    return "\n".join([aligned(head), "  ".join("-" * width for width in widths), *map(aligned, rows)])
