@@ -3,13 +3,13 @@
 import dataclasses
 import difflib
 import json
+import math
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import cattrs
-import cattrs.errors
 
 from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
@@ -27,6 +27,8 @@ class DataConfig:
     skip_unreadable: bool = False
 
     def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UserError(f"data.seed={self.seed}: out of range; use 0 or more")
         if not 0 <= self.hold_out < 1:
             raise UserError(f"data.hold_out={self.hold_out}: out of range; use a fraction from 0 to below 1")
 
@@ -73,6 +75,8 @@ class RunConfig:
     experts: ExpertsConfig
 
     def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UserError(f"seed={self.seed}: out of range; use 0 or more")
         needs_base = self.specialties.rule == "spectral" or self.generalist.start == "base"
         if needs_base and self.base.by == "none":
             raise UserError("base.by=none: spectral specialties and generalist.start=base need a base; leave it on")
@@ -86,7 +90,9 @@ def to_json(config: RunConfig) -> dict[str, Any]:
 def from_json(value: Any) -> RunConfig:
     try:
         return _CONVERTER.structure(value, RunConfig)
-    except (TypeError, ValueError, KeyError, cattrs.errors.ForbiddenExtraKeysError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # cattrs raises whatever the hook for the type raises
         raise UserError(f"configuration: does not fit this version of nofe ({error}); start a new run") from error
 
 
@@ -112,7 +118,8 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
     inner = getattr(value, name)
     if rest:
         if not dataclasses.is_dataclass(inner):
-            raise UserError(f"--set {setting}: {name} has no fields of its own; write --set {name}=VALUE")
+            whole = setting.partition("=")[0].removesuffix("." + ".".join(rest))
+            raise UserError(f"--set {setting}: {name} has no fields of its own; write --set {whole}=VALUE")
         _note_change(changes.setdefault(name, {}), inner, rest, text, setting)
     elif dataclasses.is_dataclass(inner):
         fields = ", ".join(field.name for field in dataclasses.fields(inner))
@@ -151,10 +158,10 @@ def _in_words(kind: Any) -> str:
 
 
 def _strictly(kind: type, *accepted: type) -> Any:
-    """Python's own int('5'), float(True) and bool('false') accept too much."""
+    """Python's own int('5'), float(True) and bool('false') accept too much; so does json with NaN and Infinity."""
 
     def structure(value: Any, _: Any) -> Any:
-        if type(value) not in accepted:
+        if type(value) not in accepted or (kind is float and not math.isfinite(value)):
             raise TypeError(f"{value!r} is not {_in_words(kind)}")
         return kind(value)
 

@@ -18,7 +18,7 @@ from nofe.config import RunConfig
 from nofe.data.batches import DeviceImages, centre_crop
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.pipeline import read_dataset
+from nofe.pipeline import held_out, read_dataset
 from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
@@ -62,7 +62,7 @@ class FinishedRun:
 
     def test_images(self, runtime: Runtime, root: Path | None = None) -> DeviceImages:
         data = self.config.data if root is None else replace(self.config.data, root=str(root))
-        dataset = read_dataset(replace(self.config, data=data))
+        dataset = held_out(self.config, read_dataset(replace(self.config, data=data)))
         if dataset.class_names != self.class_names:
             raise UserError(f"{data.name}: has other classes than the run {self.run.path}; name the data it had")
         return DeviceImages(dataset.test, self.mean, runtime.device)

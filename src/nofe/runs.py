@@ -31,6 +31,7 @@ FIGURES = "figures"
 CHECKPOINTS = "checkpoint"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+GIVEN = (CONFIG, ENVIRONMENT)  # what a run is made from; the rest can be made again
 
 
 class Run:
@@ -58,11 +59,26 @@ class Run:
             raise UserError(f"{self.path}: there is no finished {name}; is the run complete? go on with --resume")
         content = self.file(name).read_bytes()
         if hashlib.sha256(content).hexdigest() != expected:
-            raise RunError(f"{self.file(name)}: content changed since it was written; --resume makes it again")
+            advice = "put the old one back, or start a new run" if name in GIVEN else "--resume makes it again"
+            raise RunError(f"{self.file(name)}: content changed since it was written; {advice}")
         return content
 
     def read_json(self, name: str) -> Any:
         return json.loads(self.read(name))
+
+    def read_config(self) -> Any:
+        """The configuration of a run that has begun.
+
+        A process can be killed after config.json is there and before the manifest lists it; that run has begun, too.
+        """
+        if CONFIG in self._manifest():
+            return self.read_json(CONFIG)
+        try:
+            return json.loads(self.file(CONFIG).read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.file(CONFIG)}: not the configuration of a run; name another folder with --out"
+            ) from error
 
     def has(self, name: str) -> bool:
         """Whether the file is finished and undamaged."""
@@ -71,6 +87,20 @@ class Run:
         except (UserError, RunError):
             return False
         return True
+
+    def damaged(self) -> list[str]:
+        """Files that were finished once and are gone or changed."""
+        return [name for name in self._manifest() if not self.has(name)]
+
+    def discard(self, *names: str) -> None:
+        """These no longer count as finished: what they were made from is about to be made again."""
+        manifest = self._manifest()
+        kept = {name: digest for name, digest in manifest.items() if name not in names}
+        if kept != manifest:
+            write_atomically(self.file(MANIFEST), _json_bytes(kept))
+
+    def discard_all(self) -> None:
+        self.discard(*self._manifest())
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with failing_writes_explained(self.file(METRICS)), self.file(METRICS).open("a") as file:
@@ -98,7 +128,7 @@ class Run:
     def _manifest(self) -> dict[str, str]:
         try:
             manifest: dict[str, str] = json.loads(self.file(MANIFEST).read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
         return manifest
 
@@ -127,7 +157,9 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
 def _locked(path: Path) -> Iterator[None]:
     import fcntl  # not on Windows; a folder is then not guarded against a second process
 
-    with failing_writes_explained(path), (path / LOCK).open("w") as lock:
+    with failing_writes_explained(path):
+        lock = (path / LOCK).open("w")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -159,16 +191,22 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_HERE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+
+
 @contextmanager
 def failing_writes_explained(path: Path) -> Iterator[None]:
+    """Around writes alone: what else fails is not the folder's fault."""
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in DISK_FULL:
             raise RunError(f"{path}: the disk is full; free some space and go on with --resume") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"{path}: may not be written; choose another folder with --out") from error
-        raise
+        reason = (error.strerror or str(error)).lower()
+        if error.errno in NOT_HERE:
+            raise UserError(f"{path}: cannot be written ({reason}); choose another folder with --out") from error
+        raise RunError(f"{path}: could not be written ({reason}); see to it and go on with --resume") from error
 
 
 def _json_bytes(value: Any) -> bytes:

@@ -97,7 +97,7 @@ class Batches:
         """Drawn for each image, then put in the order of the visit: another batch size changes no crop."""
         count, height = len(self.images), self.images.pixels.shape[-1]
         places = height + 2 * self.augmentation.padding - self.augmentation.crop + 1
-        if places < 1:
+        if self.augmentation.crop > height:  # even with padding: evaluation crops the image as it is
             raise UserError(
                 f"crop={self.augmentation.crop}: larger than the images of {height} pixels; set a smaller crop"
             )
@@ -115,6 +115,10 @@ class Batches:
         self._left.copy_(torch.from_numpy(plan.left))
         self._mirrored.copy_(torch.from_numpy(plan.mirrored))
         self._step.fill_(step)
+
+    def rewind(self) -> None:
+        """Stand before the first step of the epoch again."""
+        self._step.zero_()
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Images (B, 3, h, w) and labels (B,) of the next step. Only tensors change, so a graph can capture it."""

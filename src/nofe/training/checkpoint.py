@@ -46,6 +46,7 @@ def read_checkpoint(run: Run, stage: str) -> Checkpoint | None:
         content = file.read_bytes()
         if hashlib.sha256(content).hexdigest()[:32] != file.stem.split("-", 1)[1]:
             log.warning("%s: damaged (its checksum differs); using the checkpoint before it", file)
+            file.rename(file.with_suffix(".damaged"))  # or the next checkpoint would push the good one out
             continue
         header = json.loads(_metadata(content)["nofe"])
         if header["stage"] != stage:
@@ -53,6 +54,12 @@ def read_checkpoint(run: Run, stage: str) -> Checkpoint | None:
         tensors = safetensors.torch.load(content)
         return Checkpoint(stage, header["step"], tensors, header["notes"])
     return None
+
+
+def discard_checkpoints(run: Run) -> None:
+    """Before a stage begins: those of a stage before it are not needed, those after it were made from another start."""
+    for file in _files(run):
+        file.unlink(missing_ok=True)
 
 
 def _metadata(content: bytes) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from nofe.runs import Run
-from nofe.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from nofe.training.checkpoint import Checkpoint, discard_checkpoints, read_checkpoint, write_checkpoint
 from nofe.training.loop import TrainState
 from nofe.training.optimizer import current_rate, load_optimizer_tensors, optimizer_tensors, set_rate
 from nofe.training.progress import Progress
@@ -23,6 +23,7 @@ class Journal:
     def __init__(self, run: Run, runtime: Runtime, progress: Progress) -> None:
         self.run, self.runtime, self.progress = run, runtime, progress
         self._epoch_began = time.monotonic()
+        self._seen_before = 0  # images of the epoch that an interrupted run saw, in time that nobody took
         self._saved = time.monotonic()
 
     def begin(self, state: TrainState, steps: int, batch: int) -> dict[str, Any]:
@@ -31,9 +32,11 @@ class Journal:
         if checkpoint is not None:
             _restore(state, checkpoint, self.runtime)
             self.progress.say(f"{state.stage}: going on after step {state.step:,} of {steps:,}")
+        else:
+            discard_checkpoints(self.run)
         self.run.forget_metrics(state.stage, after_step=state.step if checkpoint else -1)
         self.progress.begin(state, steps, batch)
-        self._epoch_began = time.monotonic()
+        self._epoch_began, self._seen_before = time.monotonic(), state.images
         return checkpoint.notes["stage_notes"] if checkpoint else {}
 
     def epoch_done(self, state: TrainState, epoch: int, **figures: Any) -> None:
@@ -48,12 +51,12 @@ class Journal:
             "accuracy": accuracy,
             "rate": rate_in_epoch(state.recipe, epoch - 1),
             "seconds": round(seconds, 3),
-            "images_per_second": round(state.images / seconds, 1),
+            "images_per_second": round((state.images - self._seen_before) / seconds, 1),
             **figures,
         }
         self.run.append_metrics(line)
         self.progress.end_epoch(line)
-        self._epoch_began = time.monotonic()
+        self._epoch_began, self._seen_before = time.monotonic(), 0
 
     def save(self, state: TrainState, **stage_notes: Any) -> None:
         """At the end of an epoch, unless the last checkpoint is younger than the runtime wants them apart."""

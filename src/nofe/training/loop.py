@@ -106,7 +106,8 @@ def training_step(state: TrainState, batches: Batches, objective: Objective, run
 def _require_finite(state: TrainState, epoch: int) -> None:
     loss, _ = state.mean_loss_and_accuracy()
     if not math.isfinite(loss):
+        recipe = {"base": "experts", "base-paper": "base.paper"}.get(state.stage, state.stage)
         raise RunError(
             f"{state.stage}: the loss is not finite in epoch {epoch + 1}, at or before step {state.step}; "
-            f"try a lower rate (--set {state.stage}.rate={state.recipe.rate / 10:g}) in a new run"
+            f"try a lower rate (--set {recipe}.rate={state.recipe.rate / 10:g}) in a new run"
         )

@@ -93,7 +93,7 @@ class Bars(Silent):
         self.__init__()  # type: ignore[misc]
 
     def say(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False)
+        self._bars.console.print(text, highlight=False, markup=False)  # class names may hold brackets
 
 
 def progress_for_this_output() -> Progress:

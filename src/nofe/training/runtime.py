@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -69,9 +70,14 @@ def make_runtime(
         raise UserError(f"--device {device}: unknown; choose one of {', '.join(DEVICES)}")
     if precision not in PRECISIONS:
         raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
-    chosen = torch.device(_best_device() if device == "auto" else device)
+    try:
+        chosen = torch.device(_best_device() if device == "auto" else device)
+    except RuntimeError as error:
+        raise UserError(f"--device {device}: unknown; number a GPU as in cuda:0") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"--device {device}: PyTorch sees no GPU here; use --device cpu")
+    if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
+        raise UserError(f"--device {device}: there are {count} GPUs here; use cuda:0 to cuda:{count - 1}")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"--device {device}: PyTorch sees no Apple GPU here; use --device cpu")
     if precision == "auto":
@@ -84,6 +90,7 @@ def make_runtime(
             f"--capture: only a CUDA device can capture steps, and this runs on {chosen.type}; leave it out"
         )
     if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)  # where streams and captured graphs are made
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
     return Runtime(
         chosen,
@@ -103,6 +110,10 @@ def _best_device() -> str:
 @contextmanager
 def stopping_on_signals(runtime: Runtime) -> Iterator[None]:
     """SIGTERM and SIGINT end the run after the current step, with a checkpoint; a second one ends it at once."""
+
+    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
+        yield
+        return
 
     def ask_to_stop(number: int, frame: FrameType | None) -> None:
         runtime.stop_signal = number

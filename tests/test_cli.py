@@ -1,0 +1,588 @@
+"""The command line: what a user can do with it, and the one line that every mistake is answered with.
+
+The commands run in this process, through `nofe.__main__.main`, because every start of Python costs seconds.
+"""
+
+import fcntl
+import io
+import json
+import subprocess
+import sys
+import threading
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import nofe
+from conftest import small_dataset
+from nofe import runs
+from nofe.__main__ import main
+from nofe.architectures import ARCHITECTURES
+from nofe.data import DATASETS
+from nofe.runs import Run
+from nofe.specialties import RULES
+
+COLOURS = {"ant": (220, 30, 30), "bee": (220, 60, 30), "cow": (30, 30, 220), "dog": (30, 60, 220)}
+SHORT = [
+    *("--architecture", "alexnet-quick-c100", "--experts", "2", "--device", "cpu"),
+    *("--set", "experts.epochs=2", "--set", "generalist.epochs=2"),
+    *("--set", "experts.batch=8", "--set", "generalist.batch=8"),
+]
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def command(*arguments: str | Path) -> Answer:
+    """`nofe ARGUMENTS`, here. An exception that main lets through fails the test, as a traceback would."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["nofe", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    code = end.value.code
+    assert isinstance(code, int)
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
+def refusal(*arguments: str | Path, code: int = 2) -> str:
+    """The one line on stderr."""
+    answer = command(*arguments)
+    assert answer.code == code, answer
+    assert answer.err.startswith("nofe: ")
+    assert answer.err.count("\n") == 1, answer.err
+    assert answer.err.endswith("\n")
+    return answer.err.removeprefix("nofe: ").rstrip("\n")
+
+
+def answered(*arguments: str | Path) -> str:
+    answer = command(*arguments)
+    assert answer.code == 0, answer
+    assert answer.err == ""
+    return answer.out
+
+
+def write_animals(root: Path) -> Path:
+    """Four classes of 32 x 32 noise around a colour: 8 training images each and 2 to judge by."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 8), ("val", 2)):
+        for name, colour in COLOURS.items():
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = np.clip(np.array(colour) + rng.integers(-30, 31, (32, 32, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_animals(tmp_path_factory.mktemp("data") / "animals")
+
+
+@pytest.fixture(scope="module")
+def finished(animals: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is complete."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    answered("train", "--dataset", f"folder:{animals}", *SHORT, "--out", folder)
+    return folder
+
+
+@pytest.fixture
+def unfinished(animals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was stopped in stage 1."""
+    from nofe import generalist
+    from nofe.errors import RunError
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RunError("the disk is full")
+
+    folder = tmp_path / "unfinished"
+    with monkeypatch.context() as patch:
+        patch.setattr(generalist, "train_epoch", full)
+        assert refusal("train", "--dataset", f"folder:{animals}", *SHORT, "--out", folder, code=1)
+    assert Run(folder).has(runs.BASE)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# From training to predictions
+
+
+def test_a_run_holds_what_the_guide_promises(finished: Path) -> None:
+    run = Run(finished)
+    for name in (runs.CONFIG, runs.ENVIRONMENT, runs.INPUT, runs.BASE, runs.GENERALIST, runs.NETWORK):
+        assert run.has(name), name
+    for name in (runs.SPECIALTIES, runs.PREDICTIONS, runs.SUMMARY):
+        assert run.has(name), name
+    assert {line["stage"] for line in run.metrics()} == {"base", "generalist", "experts"}
+    assert not list(finished.rglob("*.partial"))
+
+
+def test_training_says_what_came_out(finished: Path, animals: Path, tmp_path: Path) -> None:
+    said = answered("train", "--dataset", f"folder:{animals}", *SHORT, "--out", tmp_path / "run")
+    summary = Run(tmp_path / "run").read_json(runs.SUMMARY)
+    for figures in summary["networks"].values():
+        assert f"{figures['accuracy']:.2%}" in said
+        assert f"{figures['parameters']:,}" in said
+    for name in COLOURS:
+        assert name in said
+    assert str(tmp_path / "run") in said
+    # The same command gives the same network.
+    assert Run(tmp_path / "run").read(runs.NETWORK) == Run(finished).read(runs.NETWORK)
+
+
+def test_evaluate_repeats_the_figures_of_the_run(finished: Path) -> None:
+    figures = json.loads(answered("evaluate", finished, "--json"))
+    summary = Run(finished).read_json(runs.SUMMARY)
+    assert figures["images"] == 8
+    assert figures["experts"]["top_1"] == summary["networks"]["experts"]["accuracy"]
+    assert figures["experts"]["top_5"] == 1  # of four classes
+    assert figures["base"]["top_1"] == summary["networks"]["base"]["accuracy"]
+    assert figures["specialties"] == summary["specialties"]
+    experts = figures["experts"]
+    assert experts["top_1"] + experts["confused_inside"] + experts["confused_across"] == pytest.approx(1)
+    assert sum(each["images"] for each in figures["specialties"]) == 8
+    assert f"{experts['top_1']:.2%}" in answered("evaluate", finished)
+
+
+def test_specialties_are_a_partition_of_the_classes(finished: Path) -> None:
+    described = json.loads(answered("specialties", finished, "--json"))
+    assert [each["size"] for each in described["specialties"]] == [2, 2]
+    assert sorted(name for each in described["specialties"] for name in each["class_names"]) == sorted(COLOURS)
+    lines = answered("specialties", finished).splitlines()
+    for line, each in zip(lines, described["specialties"], strict=True):
+        assert line.endswith(", ".join(each["class_names"]))
+
+
+def test_predict_names_classes_with_the_experts_that_own_them(finished: Path, animals: Path) -> None:
+    pictures = [animals / "val" / "dog" / "1.png", animals / "train" / "ant"]
+    answers = json.loads(answered("predict", finished, *pictures, "--json"))
+    assert [answer["file"] for answer in answers] == [
+        str(pictures[0]),
+        *(str(pictures[1] / f"{number}.png") for number in range(8)),
+    ]
+    described = json.loads(answered("specialties", finished, "--json"))
+    expert_of = {name: each["index"] for each in described["specialties"] for name in each["class_names"]}
+    for answer in answers:
+        probabilities = [each["probability"] for each in answer["top"]]
+        assert sorted(each["class"] for each in answer["top"]) == sorted(COLOURS)
+        assert sum(probabilities) == pytest.approx(1, abs=1e-5)
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert all(each["expert"] == expert_of[each["class"]] for each in answer["top"])
+    [best] = json.loads(answered("predict", finished, pictures[0], "--top", "1", "--json"))
+    assert best["top"] == answers[0]["top"][:1]
+    assert best["top"][0]["probability"] <= 1
+    assert best["top"][0]["class"] in answered("predict", finished, pictures[0], "--top", "1")
+
+
+def test_predict_and_the_test_images_of_the_run_agree(finished: Path, animals: Path) -> None:
+    """The same picture, once as a file and once as a part of the data set."""
+    with np.load(io.BytesIO(Run(finished).read(runs.PREDICTIONS))) as stored:
+        classes, probabilities = stored["classes"], stored["probabilities"]
+    answers = json.loads(answered("predict", finished, animals / "val", "--json"))
+    names = sorted(COLOURS)
+    for answer, expected, probability in zip(answers, classes, probabilities, strict=True):
+        assert [each["class"] for each in answer["top"]] == [names[c] for c in expected]
+        np.testing.assert_allclose([each["probability"] for each in answer["top"]], probability, atol=1e-5)
+
+
+def test_resume_needs_no_option_but_out(unfinished: Path, finished: Path) -> None:
+    base = Run(unfinished).read(runs.BASE)
+    said = answered("train", "--out", unfinished, "--resume")
+    assert "base " not in said.split("network")[0]  # its epochs are not trained again
+    for name in (runs.BASE, runs.GENERALIST, runs.SPECIALTIES, runs.NETWORK):
+        assert Run(unfinished).read(name) == Run(finished).read(name)
+    assert Run(unfinished).read(runs.BASE) == base
+
+
+def test_resuming_a_complete_run_changes_nothing(finished: Path) -> None:
+    before = content(finished)
+    assert "this run is complete" in answered("train", "--out", finished, "--resume")
+    assert content(finished) == before
+
+
+def test_list_names_everything_there_is() -> None:
+    listed = answered("list")
+    for name in (*ARCHITECTURES, *DATASETS, *RULES):
+        assert f"  {name} " in listed
+
+
+def test_groups_of_a_file(animals: Path, tmp_path: Path) -> None:
+    """As many experts as groups, whatever --experts would be by default."""
+    groups = tmp_path / "groups.json"
+    groups.write_text(json.dumps({"small": ["bee", "ant"], "large": ["dog"], "other": ["cow"]}))
+    options = ["--rule", "groups", "--set", f"specialties.groups={groups}", "--base", "none", "--device", "cpu"]
+    short = ["--architecture", "alexnet-quick-c100", "--set", "experts.epochs=1", "--set", "generalist.epochs=1"]
+    answered("train", "--dataset", f"folder:{animals}", *options, *short, "--out", tmp_path / "run")
+    described = json.loads(answered("specialties", tmp_path / "run", "--json"))
+    assert [each["class_names"] for each in described["specialties"]] == [["ant", "bee"], ["dog"], ["cow"]]
+
+
+# Help, and how fast it is there
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = """
+import sys
+from nofe.__main__ import main
+for arguments in (["--help"], ["train", "--help"]):
+    sys.argv = ["nofe", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+print([name for name in ("torch", "numpy", "PIL", "matplotlib", "sklearn", "scipy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "predict" in done.stdout
+    assert "--experts" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_as_a_program() -> None:
+    """The exit code and the one line reach the shell, and `python -m nofe` is nofe."""
+    done = subprocess.run([sys.executable, "-m", "nofe", "trian"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "nofe: No such command 'trian'. Did you mean 'train'?; see nofe --help\n"
+
+
+def test_without_a_command_there_is_help() -> None:
+    assert answered() == answered("--help")
+    assert "Commands:" in answered()
+
+
+# What a user can type wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "5"], "No such option: --epochs"),
+        (["--expert", "5"], "No such option: --expert (Possible options: --experts, --set); see nofe train --help"),
+        (["--experts", "five"], "--experts"),
+        (["--experts"], "--experts"),
+        (["surplus"], "surplus"),
+        (["--seed", "1.5"], "--seed"),
+        (["--seed", "-1"], "seed=-1: out of range; use 0 or more"),
+        (["--experts", "1"], "--experts 1: a network of experts needs at least 2"),
+        (["--experts", "-3"], "--experts -3: a network of experts needs at least 2"),
+        (["--experts", "5"], "--experts 5: more than the 4 classes of folder:"),
+        (["--architecture", "alexnet"], "architecture 'alexnet': no network has this name; did you mean 'alexnet-"),
+        (["--architecture", "zzz"], "no network has this name; choose from alexnet-c100"),
+        (["--rule", "balanced"], "rule 'balanced': there is none; did you mean 'fully-balanced'?"),
+        (["--rule", "groups"], "set both or neither"),
+        (["--base", "nothing"], "'nothing' is not one of experts, paper, both, none"),
+        (["--base", "none", "--rule", "spectral"], "base.by=none"),
+        (["--set", "generalist.epoch=5"], "GeneralistConfig has no field 'epoch'; did you mean 'epochs'?"),
+        (["--set", "generalist.epochs"], "has no '='"),
+        (["--set", "generalist.epochs=0"], "epochs=0: out of range"),
+        (["--set", "experts.augmentation.crop=20"], "crop=20: alexnet-quick-c100 cannot read images of this size"),
+        (["--set", "generalist.augmentation.crop=33"], "crop=33: larger than the images of 32 pixels"),
+        (["--set", "base.by=paper", "--set", "base.paper.augmentation.crop=20"], "base.paper.augmentation.crop=20"),
+        (["--set", "architecture=zzz"], "architecture 'zzz': no network has this name"),
+        (["--device", "gpu"], "--device gpu: unknown; choose one of auto, cuda, mps, cpu"),
+        (["--device", "cuda:one"], "--device cuda:one: unknown"),
+        (["--precision", "fp16"], "--precision fp16: unknown; choose one of auto, bf16, tf32, fp32"),
+        (["--capture"], "--capture: only a CUDA device"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_of_train(arguments: list[str], message: str, animals: Path, tmp_path: Path) -> None:
+    known = ["train", "--dataset", f"folder:{animals}", *SHORT, "--out", str(tmp_path / "run")]
+    assert message in refusal(*known, *arguments)
+    assert not (tmp_path / "run" / runs.CONFIG).exists()  # no run has begun
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there() -> None:
+    assert "PyTorch sees no GPU here; use --device cpu" in refusal("train", "--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cifar", "cifar: no such data set; did you mean 'cifar1"),
+        ("nonsense", "nonsense: no such data set; there are glyphs, cifar100, cifar10, folder:PATH"),
+        ("folder:", "no folder is named; write folder:PATH"),
+        ("folder:nowhere", "nowhere: no such folder"),
+        ("{animals}", "not a data set's name but a folder; did you mean 'folder:"),
+        ("folder:{animals}/val", "has no train/ folder"),
+        ("folder:{animals}/train/ant/0.png", "not a folder"),
+    ],
+)
+def test_data_sets_that_are_none(name: str, message: str, animals: Path, tmp_path: Path) -> None:
+    assert message in refusal("train", *SHORT, "--dataset", name.format(animals=animals), "--out", tmp_path / "run")
+
+
+def test_data_sets_that_are_broken(tmp_path: Path) -> None:
+    animals = write_animals(tmp_path / "animals")
+
+    def told(*more: str) -> str:
+        out = ["--out", str(tmp_path / "run")]
+        return refusal("train", "--dataset", f"folder:{animals}", *SHORT, *out, *more)
+
+    (animals / "train" / "eel").mkdir()
+    assert "eel: holds no images" in told()
+    (animals / "train" / "eel").rmdir()
+    (animals / "val" / "eel").mkdir()
+    assert "class 'eel' is not in train/" in told()
+    (animals / "val" / "eel").rmdir()
+    (animals / "train" / "ant" / "0.png").write_bytes(b"not an image")
+    assert "1 of 40 images cannot be read (first: train/ant/0.png" in told()
+    assert "pass --skip-unreadable" in told()
+    answer = command(
+        *("train", "--dataset", f"folder:{animals}", *SHORT, "--out", tmp_path / "skipped", "--skip-unreadable")
+    )
+    assert answer.code == 0
+    described = Run(tmp_path / "skipped").read_json(runs.ENVIRONMENT)
+    assert described["data"]["classes"] == sorted(COLOURS)
+    for name in COLOURS:
+        for file in (animals / "train" / name).iterdir():
+            file.unlink()
+        (animals / "train" / name).rmdir()
+    assert "train: holds no class folders" in told()
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("superclass", "neither a grouping of folder:"),
+        (
+            '{"a": ["ant", "bee"], "b": ["cow", "cat"]}',
+            "1 classes are in no group and 1 names are no class (first: dog)",
+        ),
+        ('{"a": ["ant", "bee"], "b": ["cow", "dog", "ant"]}', "name every class once"),
+        ('{"a": ["ant", "bee", "cow", "dog"]}', "name every class once"),
+        ('{"a": ["ant", "bee"], "b": ["cow", "dog", 1, "x"]}', "2 names are no class"),
+        ('{"a": 5}', "neither a grouping of folder:"),
+        ("[]", "neither a grouping of folder:"),
+        ("{", "neither a grouping of folder:"),
+    ],
+)
+def test_groups_that_are_none(groups: str, message: str, animals: Path, tmp_path: Path) -> None:
+    """Told before the base is trained for hours."""
+    file = tmp_path / "groups.json"
+    file.write_text(groups)
+    named = groups if groups == "superclass" else file
+    options = ["--rule", "groups", "--set", f"specialties.groups={named}", "--out", tmp_path / "run"]
+    assert message in refusal("train", "--dataset", f"folder:{animals}", *SHORT, *options)
+    assert not (tmp_path / "run" / runs.BASE).exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "stage", "advice"),
+    [
+        ("experts.rate=1e12", "base", "--set experts.rate=1e+11"),
+        ("generalist.rate=1e12", "generalist", "--set generalist.rate=1e+11"),
+        ("base.paper.rate=1e12", "base-paper", "--set base.paper.rate=1e+11"),
+    ],
+)
+def test_a_loss_that_is_not_finite(setting: str, stage: str, advice: str, animals: Path, tmp_path: Path) -> None:
+    options = ["--set", setting, "--out", tmp_path / "run"]
+    if stage == "base-paper":
+        options += ["--base", "paper"]
+    told = refusal("train", "--dataset", f"folder:{animals}", *SHORT, *options, code=1)
+    assert told.startswith(f"{stage}: the loss is not finite in epoch ")
+    assert advice in told
+    # The advice can be followed: it names a field.
+    from nofe.config import with_settings
+    from nofe.recipes import default_run
+
+    with_settings(default_run(), [advice.removeprefix("--set ")])
+
+
+def test_out_is_a_file(animals: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        assert "--out" in refusal("train", "--dataset", f"folder:{animals}", *SHORT, "--out", out)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_holds_a_run(finished: Path, animals: Path) -> None:
+    before = content(finished)
+    known = ["train", "--dataset", f"folder:{animals}", *SHORT, "--out", finished]
+    assert "holds a run already; go on with --resume" in refusal(*known)
+    assert "was started with another configuration (seed was 0, is 1)" in refusal(*known, "--resume", "--seed", "1")
+    told = refusal("train", "--out", finished, "--resume", "--rule", "exact", "--dataset", "glyphs")
+    assert "data.name was folder:" in told
+    assert "specialties.rule was fully-balanced, is exact" in told
+    assert content(finished) == before
+
+
+def test_a_folder_in_use(unfinished: Path) -> None:
+    before = content(unfinished)
+    with (unfinished / runs.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "in use by another process" in refusal("train", "--out", unfinished, "--resume")
+    assert content(unfinished) == before
+
+
+def test_a_configuration_that_was_tampered_with(unfinished: Path) -> None:
+    file = unfinished / runs.CONFIG
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 1'))
+    told = refusal("train", "--out", unfinished, "--resume", code=1)
+    assert "config.json: content changed since it was written; put the old one back, or start a new run" in told
+    assert "config.json: content changed" in refusal("evaluate", unfinished, code=1)
+
+
+def test_killed_before_the_configuration_was_listed(unfinished: Path, finished: Path) -> None:
+    """As if the process had died after config.json was written and before the manifest was."""
+    manifest = json.loads((unfinished / runs.MANIFEST).read_text())
+    kept = {name: digest for name, digest in manifest.items() if name in (runs.ENVIRONMENT, runs.INPUT)}
+    (unfinished / runs.MANIFEST).write_text(json.dumps(kept))
+    answered("train", "--out", unfinished, "--resume")
+    assert Run(unfinished).read(runs.NETWORK) == Run(finished).read(runs.NETWORK)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "specialties"])
+@pytest.mark.parametrize("what", ["nothing", "a folder", "a file", "somebody else's"])
+def test_a_run_that_is_none(verb: str, what: str, animals: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    if what == "a file":
+        path.write_text("text")
+    elif what != "nothing":
+        path.mkdir()
+    if what == "somebody else's":
+        (path / runs.CONFIG).write_text("{}")
+    picture = [animals / "val" / "ant" / "0.png"] if verb == "predict" else []
+    assert str(path) in refusal(verb, path, *picture)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "specialties"])
+def test_a_run_that_is_not_finished(verb: str, unfinished: Path, animals: Path) -> None:
+    picture = [animals / "val" / "ant" / "0.png"] if verb == "predict" else []
+    told = refusal(verb, unfinished, *picture)
+    assert "is the run complete? go on with --resume" in told
+
+
+def test_damaged_weights(finished: Path, animals: Path) -> None:
+    file = finished / runs.NETWORK
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    try:
+        assert "network.safetensors: content changed" in refusal("evaluate", finished, code=1)
+    finally:
+        file.write_bytes(good)
+
+
+def test_predict_on_what_is_no_image(finished: Path, animals: Path, tmp_path: Path) -> None:
+    text, empty = tmp_path / "text.png", tmp_path / "empty"
+    text.write_text("text")
+    empty.mkdir()
+    assert "text.png: cannot be read as an image" in refusal("predict", finished, text)
+    assert "text.png: cannot be read as an image" in refusal(
+        "predict", finished, animals / "val" / "ant" / "0.png", text
+    )
+    assert "nowhere.png: no such file or folder" in refusal("predict", finished, tmp_path / "nowhere.png")
+    assert "empty: holds no images" in refusal("predict", finished, empty)
+    assert "Missing argument" in refusal("predict", finished)
+    assert "--top" in refusal("predict", finished, text, "--top", "0")
+
+
+def test_evaluate_without_the_data(animals: Path, tmp_path: Path) -> None:
+    moved = write_animals(tmp_path / "animals")
+    answered("train", "--dataset", f"folder:{moved}", *SHORT, "--base", "none", "--out", tmp_path / "run")
+    moved.rename(tmp_path / "elsewhere")
+    assert f"{moved}: no such folder" in refusal("evaluate", tmp_path / "run")
+    (tmp_path / "elsewhere" / "train" / "ant").rename(tmp_path / "elsewhere" / "train" / "ape")
+    (tmp_path / "elsewhere" / "val" / "ant").rename(tmp_path / "elsewhere" / "val" / "ape")
+    (tmp_path / "elsewhere").rename(moved)
+    assert "has other classes than the run" in refusal("evaluate", tmp_path / "run")
+
+
+# From Python
+
+
+def test_the_public_names() -> None:
+    assert len(nofe.__all__) == 12
+    for name in nofe.__all__:
+        assert getattr(nofe, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        nofe.nonsense  # noqa: B018
+    assert issubclass(nofe.NofeError, Exception)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """From images in memory."""
+    folder = tmp_path_factory.mktemp("runs") / "memory"
+    settings = {"experts.epochs": 2, "generalist.epochs": 2, "experts.drops": [0.5], "base.by": "none"}
+    summary = nofe.train(
+        folder,
+        small_dataset(),
+        "alexnet-quick-c100",
+        experts=3,
+        rule="exact",
+        settings=settings,
+        device="cpu",
+        quiet=True,
+    )
+    return folder, summary
+
+
+def test_training_on_images_in_memory(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = trained
+    assert summary == Run(folder).read_json(runs.SUMMARY)
+    assert summary["config"]["experts"]["epochs"] == 2
+    assert summary["networks"].keys() == {"generalist", "experts"}
+    assert sorted(each["classes"] for each in summary["specialties"]) == [2, 3, 3]
+
+
+def test_a_loaded_network_gives_the_predictions_of_the_run(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    network = nofe.load(folder)
+    test = small_dataset().test
+    assert isinstance(network, nofe.NetworkOfExperts)
+    assert network.class_names == small_dataset().class_names
+    assert not network.training
+    with torch.inference_mode():
+        logits = network(network.preprocess(torch.from_numpy(test.images)))
+    assert logits.shape == (len(test), 8)
+    with np.load(io.BytesIO(Run(folder).read(runs.PREDICTIONS))) as stored:
+        assert stored["labels"].tolist() == test.labels.tolist()
+        best = logits.softmax(1).topk(5)
+        assert stored["classes"].tolist() == best.indices.tolist()
+        np.testing.assert_allclose(stored["probabilities"], best.values, atol=1e-5)
+        assert (logits.argmax(1).numpy() == test.labels).mean() == (stored["classes"][:, 0] == test.labels).mean()
+
+
+def test_labels_out_of_range() -> None:
+    good = small_dataset(per_class=2)
+    wrong = nofe.ImageSet(good.train.images, good.train.labels + 1)
+    with pytest.raises(nofe.NofeError, match=r"training part has label 8, outside 0\.\.7"):
+        nofe.Dataset("mine", good.class_names, wrong, good.test)
+
+
+def test_images_of_another_size_than_the_network_reads(tmp_path: Path) -> None:
+    with pytest.raises(nofe.NofeError, match="larger than the images of 16 pixels; bring images of 32 pixels"):
+        nofe.train(tmp_path / "run", small_dataset(size=16), experts=2, quiet=True, device="cpu")
+
+
+def test_training_in_a_thread(tmp_path: Path) -> None:
+    """Where Python lets nobody set signal handlers."""
+    settings = {"experts.epochs": 1, "generalist.epochs": 1, "base.by": "none"}
+    result: dict[str, Any] = {}
+
+    def work() -> None:
+        dataset = small_dataset(per_class=2)
+        folder = tmp_path / "run"
+        result.update(nofe.train(folder, dataset, "alexnet-quick-c100", 2, settings=settings, device="cpu", quiet=True))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert result.keys() >= {"networks", "specialties"}

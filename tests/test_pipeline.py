@@ -1,0 +1,143 @@
+"""What is damaged in a run folder is made again, and with it whatever was made from it."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from conftest import small_dataset, small_run
+from nofe import pipeline, runs
+from nofe.errors import RunError
+from nofe.pipeline import train
+from nofe.runs import Run
+from nofe.specialties import Specialties
+from nofe.training.runtime import make_runtime
+
+SETTINGS = ("experts.epochs=1", "generalist.epochs=2")
+WEIGHTS = (runs.BASE, runs.GENERALIST, runs.SPECIALTIES, runs.NETWORK)
+
+
+def go_on(folder: Path) -> dict[str, Any]:
+    return train(small_run(*SETTINGS), folder, resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.fixture
+def finished(tmp_path: Path, whole: Path) -> Path:
+    """A complete run of one's own."""
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than training here, and other tests look at it."""
+    monkeypatch.setattr(pipeline, "report_if_possible", lambda run: None)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    go_on(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [*WEIGHTS, runs.PREDICTIONS, runs.INPUT, runs.SUMMARY])
+def test_a_damaged_file_of_a_complete_run_is_made_again(name: str, whole: Path, finished: Path) -> None:
+    damage(finished / name)
+    if name in WEIGHTS:
+        (finished / runs.SUMMARY).unlink()  # a file that is gone counts as damaged
+    summary = go_on(finished)
+    assert Run(finished).damaged() == []
+    for made in WEIGHTS:
+        assert Run(finished).read(made) == Run(whole).read(made), made
+    for arrays in (runs.PREDICTIONS, runs.INPUT):
+        assert_same_arrays(Run(finished).read(arrays), Run(whole).read(arrays))
+    before = Run(whole).read_json(runs.SUMMARY)
+    assert summary["specialties"] == before["specialties"]
+    for stage, figures in summary["networks"].items():
+        assert figures["accuracy"] == before["networks"][stage]["accuracy"]
+    assert [(line["stage"], line["step"]) for line in sorted(Run(finished).metrics(), key=str)] == [
+        (line["stage"], line["step"]) for line in sorted(Run(whole).metrics(), key=str)
+    ]
+
+
+def assert_same_arrays(found: bytes, expected: bytes) -> None:
+    """To rounding: weights from a file lie in memory in another order than those just trained."""
+    with np.load(io.BytesIO(found)) as one, np.load(io.BytesIO(expected)) as other:
+        assert one.files == other.files
+        for name in one.files:
+            if one[name].dtype == np.float32:
+                np.testing.assert_allclose(one[name], other[name], atol=1e-5)
+            else:
+                np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("name", [runs.CONFIG, runs.ENVIRONMENT])
+def test_what_a_run_is_made_from_cannot_be_made_again(name: str, finished: Path) -> None:
+    damage(finished / name)
+    with pytest.raises(RunError, match=f"{name}: content changed since it was written; put the old one back"):
+        go_on(finished)
+
+
+def test_experts_are_trained_again_when_other_specialties_come_out(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a training does not repeat bit for bit. Experts of the old specialties must not pass for the new."""
+    old = Specialties.from_json(Run(finished).read_json(runs.SPECIALTIES))
+    old_network = Run(finished).read(runs.NETWORK)
+    other = Specialties(np.roll(old.specialty_of_class, 1))
+    assert other != old
+    train_generalist = pipeline.train_generalist
+
+    def another_way(*arguments: Any) -> Specialties:
+        train_generalist(*arguments)
+        return other
+
+    monkeypatch.setattr(pipeline, "train_generalist", another_way)
+    monkeypatch.setattr(pipeline, "summarise", lambda *_: {})
+    damage(finished / runs.GENERALIST)
+    go_on(finished)
+    assert Specialties.from_json(Run(finished).read_json(runs.SPECIALTIES)) == other
+    assert Run(finished).read(runs.NETWORK) != old_network
+    sizes = [
+        safetensors.numpy.load(Run(finished).read(runs.NETWORK))[f"experts.{k}.ip2.weight"].shape[0]
+        for k in range(other.count)
+    ]
+    assert sizes == other.sizes.tolist()
+    assert not Run(finished).has(runs.SUMMARY)  # the figures were those of the old experts
+
+
+def test_a_stage_that_begins_anew_takes_no_checkpoint_of_a_later_one(finished: Path) -> None:
+    """Whatever the base's checkpoints were, those of the experts are gone once the base is trained again."""
+    from nofe.training.checkpoint import read_checkpoint
+
+    assert read_checkpoint(Run(finished), "experts") is not None
+    damage(finished / runs.BASE)
+    config, runtime = small_run(*SETTINGS), make_runtime("cpu", checkpoint_seconds=1e6)
+    train(config, finished, resume=True, dataset=small_dataset(), runtime=runtime)
+    assert read_checkpoint(Run(finished), "experts") is None
+
+
+def test_the_configuration_is_the_last_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a configuration is a run that has begun: what it needs is there."""
+    written: list[str] = []
+    write = Run.write
+
+    def note(self: Run, name: str, content: bytes) -> None:
+        written.append(name)
+        write(self, name, content)
+
+    monkeypatch.setattr(Run, "write", note)
+    go_on(tmp_path / "run")
+    assert written[:3] == [runs.ENVIRONMENT, runs.INPUT, runs.CONFIG]
+    assert json.loads((tmp_path / "run" / runs.CONFIG).read_text())["architecture"] == "alexnet-quick-c100"
