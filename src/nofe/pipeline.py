@@ -28,11 +28,12 @@ from nofe.classifier import train_classifier
 from nofe.config import RunConfig, SpecialtiesConfig
 from nofe.data import Dataset, load_dataset
 from nofe.data.batches import DeviceImages, pixel_mean
-from nofe.errors import UserError
+from nofe.errors import RunError, UserError
 from nofe.evaluation import by_specialty, count_confusion, predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
 from nofe.generalist import train_generalist
 from nofe.recipes import base_by
+from nofe.report.page import report_if_possible
 from nofe.runs import Run, open_run
 from nofe.specialties import (
     Specialties,
@@ -63,15 +64,17 @@ def train(
     runtime = runtime or make_runtime()
     progress = progress or Silent()
     with open_run(out, resume=resume, check=lambda run: _require_same(config, run)) as run:
-        if run.has(runs.SUMMARY):
+        if run.has(runs.SUMMARY) and not run.damaged():
             progress.say(f"{out}: this run is complete")
             return dict(run.read_json(runs.SUMMARY))
         with stopping_on_signals(runtime):
-            task = prepare(config, dataset or read_dataset(config), run, runtime, progress)
+            task = prepare(config, held_out(config, dataset or read_dataset(config)), run, runtime, progress)
             bases = train_bases(task)
             generalist, specialties = learn_specialties(task, bases)
             network = train_experts(task, generalist, specialties)
-            return summarise(task, bases, generalist, network)
+            summary = summarise(task, bases, generalist, network)
+        report_if_possible(run)
+        return summary
 
 
 @dataclass(frozen=True)
@@ -97,19 +100,26 @@ class Task:
 
 
 def read_dataset(config: RunConfig) -> Dataset:
-    dataset = load_dataset(
+    return load_dataset(
         config.data.name,
         root=Path(config.data.root),
         image_size=architecture_named(config.architecture).image_size,
         seed=config.data.seed,
         skip_unreadable=config.data.skip_unreadable,
     )
+
+
+def held_out(config: RunConfig, dataset: Dataset) -> Dataset:
+    """With data.hold_out the test images are put aside, and a part of the training images stands in for them."""
     return dataset.hold_out(config.data.hold_out, config.data.seed) if config.data.hold_out else dataset
 
 
 def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
     """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
-    if config.specialties.count > dataset.classes:
+    _require_fitting_crops(config, dataset)
+    if config.specialties.rule == "groups":
+        group_of_class(config.specialties.groups, dataset)  # a misspelt class, before the base is trained
+    elif config.specialties.count > dataset.classes:
         raise UserError(
             f"--experts {config.specialties.count}: more than the {dataset.classes} classes of {config.data.name}; "
             f"use 2 to {dataset.classes}"
@@ -119,12 +129,15 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         "fingerprint": dataset.fingerprint(),
         "classes": list(dataset.class_names),
     }
-    if run.has(runs.CONFIG):
+    if begun := run.has(runs.CONFIG):
         _require_same_data(dataset, run)
     else:
+        run.discard_all()  # what an earlier configuration may have left here
         run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | {"data": described})
+    if not (begun and run.has(runs.INPUT)):
         mean = pixel_mean(dataset.train)
         run.write(runs.INPUT, _npz(mean=mean, class_names=np.array(dataset.class_names)))
+    if not begun:
         run.write_json(runs.CONFIG, configuration.to_json(config))  # last: its presence marks a run that has begun
     with np.load(io.BytesIO(run.read(runs.INPUT)), allow_pickle=False) as stored:
         mean = stored["mean"]
@@ -172,6 +185,7 @@ def learn_specialties(task: Task, bases: dict[str, Classifier]) -> tuple[Classif
         generalist.trunk.load_state_dict(base.trunk.state_dict())
     if task.run.has(runs.SPECIALTIES) and restored(generalist, runs.GENERALIST, task):
         return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
+    task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out
     specialties = train_generalist(
         generalist,
         specialties,
@@ -215,6 +229,7 @@ def group_of_class(groups: str, dataset: Dataset) -> NDArray[np.int64]:
         return np.array(dataset.groups[groups])
     try:
         named: dict[str, list[str]] = json.loads(Path(groups).read_text())
+        listed = [name for names in named.values() for name in names]
         group_of_name = {name: index for index, names in enumerate(named.values()) for name in names}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         known = ", ".join(dataset.groups) or "none"
@@ -227,8 +242,10 @@ def group_of_class(groups: str, dataset: Dataset) -> NDArray[np.int64]:
     if missing or unknown:
         raise UserError(
             f"{groups}: {len(missing)} classes are in no group and {len(unknown)} names are no class "
-            f"(first: {(missing or sorted(unknown))[0]}); name every class once"
+            f"(first: {(missing or sorted(unknown, key=str))[0]}); name every class once"
         )
+    if len(listed) > len(group_of_name) or len(set(group_of_name.values())) < 2:
+        raise UserError(f"{groups}: a class is in two groups, or there is one group only; name every class once")
     return np.array([group_of_name[name] for name in dataset.class_names])
 
 
@@ -274,13 +291,15 @@ def summarise(
     networks = {}
     for stage, model in models.items():
         epochs = [line for line in lines if line["stage"] == stage and "epoch" in line]
+        if not epochs:
+            raise RunError(f"{task.run.file(runs.METRICS)}: has no epoch of {stage}; put it back, or start a new run")
         networks[stage] = {
             "accuracy": epochs[-1]["test_accuracy"],
             "parameters": parameter_count(model),
             "epochs": epochs[-1]["epoch"],
             "seconds": round(sum(line["seconds"] for line in epochs), 1),
         }
-    networks["experts"]["top_5"] = predictions.top(5)
+    networks["experts"] |= {"accuracy": predictions.top(1), "top_5": predictions.top(5)}
     specialties = network.specialties
     summary = {
         "networks": networks,
@@ -311,8 +330,34 @@ def _npz(**arrays: NDArray[Any]) -> bytes:
     return buffer.getvalue()
 
 
+def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
+    """That the images hold what every stage crops and the network can read it, before anything is trained."""
+    architecture = architecture_named(config.architecture)
+    recipes: dict[str, Recipe] = {"generalist": config.generalist, "experts": config.experts}
+    if config.base.by in ("paper", "both"):
+        recipes["base.paper"] = config.base.paper
+    for crop, name in {recipe.augmentation.crop: name for name, recipe in recipes.items()}.items():
+        if crop > dataset.image_size:
+            raise UserError(
+                f"{name}.augmentation.crop={crop}: larger than the images of {dataset.image_size} pixels; "
+                f"bring images of {architecture.image_size} pixels for {architecture.name}, or set a smaller crop"
+            )
+        if crop == architecture.input_size:
+            continue  # known to fit
+        try:
+            with torch.device("meta"), torch.inference_mode():  # where only shapes are computed
+                images = torch.zeros(1, 3, crop, crop)
+                architecture.classifier(2).eval()(images)
+                architecture.branch(1).eval()(architecture.trunk_of_experts().eval()(images))
+        except RuntimeError as error:
+            raise UserError(
+                f"{name}.augmentation.crop={crop}: {architecture.name} cannot read images of this size; "
+                f"leave it at {architecture.input_size}"
+            ) from error
+
+
 def _require_same(config: RunConfig, run: Run) -> None:
-    earlier = run.read_json(runs.CONFIG)
+    earlier = run.read_config()
     now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
     differing = _differences(earlier, now)
     if differing:

@@ -10,15 +10,9 @@ from nofe.runs import Run
 
 def comparison(summary: dict[str, Any]) -> str:
     """Base, generalist and experts side by side."""
-    names = {
-        "base": "base, by the experts' recipe",
-        "base-paper": "base, by the paper's recipe",
-        "generalist": f"generalist, over {len(summary['specialties'])} specialties",
-        "experts": "network of experts",
-    }
     rows = [
         (
-            names.get(stage, stage),
+            network_name(stage, len(summary["specialties"])),
             f"{figures['accuracy']:.2%}",
             f"{figures['parameters']:,}",
             f"{figures['epochs']}",
@@ -33,6 +27,16 @@ def comparison(summary: dict[str, Any]) -> str:
         side = "above" if gain >= 0 else "below"
         text += f"\n\nBy the same recipe the experts are {abs(gain):.2f} points {side} the base."
     return text
+
+
+def network_name(stage: str, specialties: int) -> str:
+    names = {
+        "base": "base, by the experts' recipe",
+        "base-paper": "base, by the paper's recipe",
+        "generalist": f"generalist, over {specialties} specialties",
+        "experts": "network of experts",
+    }
+    return names.get(stage, stage)
 
 
 def specialties_in_words(run: Path) -> str:
@@ -88,3 +92,28 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join([first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True))])
 
     return "\n".join([aligned(head), "  ".join("-" * width for width in widths), *map(aligned, rows)])
+
+
+def timings_in_words(measured: dict[str, Any]) -> str:
+    head = ("network", "mode", "task", "C", "K", "batch", "ms", "images/s", "x base", "peak MB", "share of peak")
+    rows = []
+    for timing in measured["timings"]:
+        case = timing["case"]
+        ratio, memory = timing["ratio_to_base"], timing["peak_megabytes"]
+        rows.append(
+            (
+                case["network"],
+                case["mode"],
+                case["task"],
+                f"{case['classes']:,}",
+                "" if case["network"] == "base" else f"{case['experts']}",
+                f"{case['batch']}",
+                f"{timing['milliseconds']:.3f}",
+                f"{timing['images_per_second']:,.0f}",
+                "" if ratio is None else f"{ratio:.3f}",
+                "" if memory is None else f"{memory:,.0f}",
+                f"{timing['share_of_peak']:.1%}",
+            )
+        )
+    device = measured["environment"]["device"]
+    return f"{measured['architecture']} on {device}, {measured['environment']['precision']}\n\n{table(head, rows)}"

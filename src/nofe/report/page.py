@@ -1,0 +1,230 @@
+"""A run as one page that stands alone: no script, no network, figures inside.
+
+Text from the run, class names above all, can hold anything. It becomes `Html` through `text` alone, and the page's
+own policy lets nothing run or be fetched.
+"""
+
+import base64
+import logging
+from collections.abc import Container, Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import NewType
+
+from nofe import runs
+from nofe.report import words
+from nofe.report.figures import Picture, draw_pictures
+from nofe.report.record import (
+    ConfusedPair,
+    Record,
+    confused_inside_and_across,
+    confused_pairs,
+    pairs_of_specialty,
+    read_record,
+)
+from nofe.report.text import network_name
+from nofe.runs import Run
+from nofe.specialties import chance_of_pairs_together
+
+PAIRS = 20  # listed overall
+
+Html = NewType("Html", str)
+log = logging.getLogger("nofe")
+
+
+def write_report(run: Run) -> None:
+    """Write report.html, and its figures as files of their own, from the other files of a finished run."""
+    record = read_record(run)
+    pictures = draw_pictures(record)
+    for picture in pictures:
+        run.write(f"{runs.FIGURES}/{picture.name}.png", picture.png)
+    # A name that is no valid text, as file systems allow, must not be in the way of the rest.
+    run.write(runs.REPORT, page(record, pictures).encode("utf-8", "replace"))
+
+
+def report_if_possible(run: Run) -> None:
+    """`write_report` for a run that has just been trained: whatever goes wrong here, its results stand."""
+    try:
+        write_report(run)
+    except Exception as error:
+        log.warning(
+            "%s: trained, but without its report (%s); write it with: nofe report %s", run.path, error, run.path
+        )
+
+
+def page(record: Record, pictures: Sequence[Picture]) -> Html:
+    template = Template(files("nofe.report").joinpath("page.html").read_text("utf-8"))
+    pairs = confused_pairs(record.confusion, record.specialties)
+    return Html(
+        template.substitute(
+            title=text(f"{record.config['data']['name']}: {record.specialties.count} experts"),
+            subtitle=text(f"{record.config['architecture']}, {record.environment['date']}, run {record.path}"),
+            outcome=text(words.outcome(record)),
+            comparison=comparison(record),
+            trained=described(words.what_was_trained(record)),
+            recipes=recipes(record),
+            figures=lines(figure(picture) for picture in pictures if picture.name != "confusion"),
+            confusions=text(confusions(record)),
+            specialties=lines(specialty(record, pairs, k) for k in range(record.specialties.count)),
+            confusion=lines(figure(picture) for picture in pictures if picture.name == "confusion"),
+            pairs=most_confused(record, pairs),
+            environment=environment(record),
+            commands=commands(record),
+        )
+    )
+
+
+def comparison(record: Record) -> Html:
+    rows = [
+        (
+            text(network_name(stage, record.specialties.count)),
+            text(f"{figures['accuracy']:.2%}"),
+            text(f"{figures['parameters']:,}"),
+            text(f"{figures['epochs']}"),
+            text(f"{figures['seconds']:,.1f}"),
+        )
+        for stage, figures in record.networks.items()
+    ]
+    emphasised = list(record.networks).index("experts")
+    top_5 = record.networks["experts"].get("top_5")
+    also = "" if top_5 is None else f"Among the experts' five most probable classes: {top_5:.2%}."
+    head = ("network", "accuracy", "parameters", "epochs", "training (s)")
+    return Html(f"{table(head, rows, numbers=range(1, 5), emphasised=emphasised)}\n<p>{text(also)}</p>")
+
+
+def recipes(record: Record) -> Html:
+    rows = [tuple(text(cell) for cell in row) for row in words.recipe_rows(record)]
+    return table(words.RECIPE_HEAD, rows, numbers=(1, 2))
+
+
+def figure(picture: Picture) -> Html:
+    data = base64.b64encode(picture.png).decode()
+    return Html(
+        f'<figure><img src="data:image/png;base64,{data}" alt="{text(picture.alternative)}">'
+        f"<figcaption>{text(picture.caption)}</figcaption></figure>"
+    )
+
+
+def confusions(record: Record) -> str:
+    """How many of the mistakes stay inside the specialties, next to what a partition by lot would keep inside."""
+    inside, across = confused_inside_and_across(record.confusion, record.specialties)
+    images, wrong = record.test_images, inside + across
+    said = (
+        f"Of all {images:,} test images, {inside / images:.2%} are taken for another class of their specialty and "
+        f"{across / images:.2%} for a class of another one."
+    )
+    if not wrong:
+        return said
+    chance = chance_of_pairs_together(record.specialties.sizes)
+    return (
+        f"{said} So {inside / wrong:.1%} of the mistakes stay inside a specialty; among pairs of classes "
+        f"drawn at random it would be {chance:.1%}."
+    )
+
+
+def specialty(record: Record, pairs: list[ConfusedPair], k: int) -> Html:
+    figures = record.by_specialty[k]
+    names = Html(", ".join(class_name(record, c) for c in record.specialties.members(k).tolist()))
+    numbers = described(
+        [
+            ("classes", f"{figures['classes']}"),
+            ("test images", f"{figures['images']:,}"),
+            ("accuracy", f"{figures['accuracy']:.2%}"),
+            ("confused inside", f"{figures['confused_inside']:.2%}"),
+            ("confused across", f"{figures['confused_across']:.2%}"),
+        ]
+    )
+    inside, across = pairs_of_specialty(pairs, record.specialties, k)
+    return Html(
+        f'<article class="card" id="expert-{k}"><h3>Expert {k}</h3>\n<p>{names}</p>\n{numbers}\n'
+        f"<p>Most confused inside: {pair_in_words(record, inside)}.</p>\n"
+        f"<p>Most confused across: {pair_in_words(record, across)}.</p></article>"
+    )
+
+
+def pair_in_words(record: Record, pair: ConfusedPair | None) -> Html:
+    if pair is None:
+        return Html("none")
+    first, second = class_name(record, pair.first), class_name(record, pair.second)
+    return Html(f"{first} and {second} ({pair.confused} of {pair.images} images)")
+
+
+def most_confused(record: Record, pairs: list[ConfusedPair]) -> Html:
+    if not pairs:
+        return Html("<p>No test image is taken for another class.</p>")
+    of = record.specialties.specialty_of_class
+    rows = []
+    for rank, pair in enumerate(pairs[:PAIRS], start=1):
+        first, second = of[pair.first], of[pair.second]
+        rows.append(
+            (
+                text(f"{rank}"),
+                class_name(record, pair.first),
+                class_name(record, pair.second),
+                text(f"{pair.confused} of {pair.images}"),
+                text(f"{pair.first_as_second}"),
+                text(f"{pair.second_as_first}"),
+                text(f"inside {first}" if pair.inside else f"across {first} and {second}"),
+            )
+        )
+    head = ("", "class A", "class B", "images confused", "A taken for B", "B taken for A", "experts")
+    shown = pairs[:PAIRS]
+    said = f"{len(shown)} pairs, {sum(pair.inside for pair in shown)} of them inside a specialty."
+    return Html(f"<p>{text(said)}</p>\n{table(head, rows, numbers=(0, 3, 4, 5))}")
+
+
+def environment(record: Record) -> Html:
+    env = record.environment
+    versions = ", ".join(f"{name} {number}" for name, number in env["versions"].items() if number is not None)
+    return described(
+        [
+            ("Device", f"{env['device']}; {env['precision']}, {env['threads']} threads"),
+            ("Platform", f"{env['platform']}, Python {env['python']}, CUDA {env['cuda'] or 'none'}"),
+            ("Versions", versions),
+            ("Date", env["date"]),
+            ("Commit", env["commit"] or "unknown"),
+        ]
+    )
+
+
+def commands(record: Record) -> Html:
+    blocks = [f"<p>{text(purpose)}:</p>\n<pre>{text(line)}</pre>" for purpose, line in words.commands(record)]
+    again = text(words.with_another_seed(record))
+    blocks.append(
+        f"<details><summary>Train again with another seed, all else equal</summary><pre>{again}</pre></details>"
+    )
+    return lines(map(Html, blocks))
+
+
+def text(value: str) -> Html:
+    """Any text, so that it shows as it is and nothing in it is markup."""
+    return Html(escape(value))
+
+
+def class_name(record: Record, c: int) -> Html:
+    """Isolated, so that a name that is written from right to left turns nothing around it."""
+    return Html(f"<bdi>{text(record.class_names[c])}</bdi>")
+
+
+def described(items: Iterable[tuple[str, str]]) -> Html:
+    return Html("<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(words)}</dd>" for name, words in items) + "</dl>")
+
+
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[Html]], numbers: Container[int] = (), emphasised: int | None = None
+) -> Html:
+    """The columns in `numbers` stand to the right; the first names its row."""
+    side = ["number" if column in numbers else "words" for column in range(len(head))]
+    titles = "".join(f'<th scope="col" class="{side[i]}">{text(title)}</th>' for i, title in enumerate(head))
+    body = []
+    for number, (first, *rest) in enumerate(rows):
+        cells = "".join(f'<td class="{side[i]}">{cell}</td>' for i, cell in enumerate(rest, start=1))
+        kind = "main" if number == emphasised else "other"
+        body.append(Html(f'<tr class="{kind}"><th scope="row" class="{side[0]}">{first}</th>{cells}</tr>'))
+    inner = f"<thead><tr>{titles}</tr></thead>\n<tbody>{lines(body)}</tbody>"
+    return Html(f'<div class="wide" tabindex="0"><table>{inner}</table></div>')
+
+
+def lines(parts: Iterable[Html]) -> Html:
+    return Html("\n".join(parts))

@@ -1,0 +1,121 @@
+"""What a run left in its folder, read once for the page and its figures."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nofe import runs
+from nofe.runs import Run
+from nofe.specialties import Specialties
+
+
+@dataclass(frozen=True)
+class Record:
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    networks: dict[str, dict[str, Any]]  # base, base-paper, generalist, experts: those that were trained
+    by_specialty: list[dict[str, Any]]  # (K,) accuracy and confusions of each expert
+    specialties: Specialties
+    class_names: tuple[str, ...]  # (C,)
+    epochs: dict[str, list[dict[str, Any]]]  # by network, in order
+    updates: list[dict[str, Any]]  # of the specialties; none for a rule that fixes them beforehand
+    confusion: NDArray[np.int64]  # (C, C) test images of class i that the experts take for class j
+
+    @property
+    def test_images(self) -> int:
+        return int(self.confusion.sum())
+
+
+@dataclass(frozen=True)
+class ConfusedPair:
+    """Two classes that the experts take for each other; `first` is the one more often mistaken."""
+
+    first: int
+    second: int
+    first_as_second: int  # test images of the first class that are taken for the second
+    second_as_first: int
+    images: int  # test images of both classes
+    inside: bool  # one specialty holds both
+
+    @property
+    def confused(self) -> int:
+        return self.first_as_second + self.second_as_first
+
+
+def read_record(run: Run) -> Record:
+    summary = run.read_json(runs.SUMMARY)
+    described = run.read_json(runs.SPECIALTIES)
+    specialties = Specialties.from_json(described, str(run.file(runs.SPECIALTIES)))
+    names = {c: name for each in described["specialties"] for c, name in zip(*_ids_and_names(each), strict=True)}
+    with np.load(io.BytesIO(run.read(runs.PREDICTIONS)), allow_pickle=False) as predictions:
+        confusion = class_confusion(predictions["labels"], predictions["classes"][:, 0], specialties.classes)
+    lines = run.metrics()
+    return Record(
+        path=run.path,
+        config=run.read_json(runs.CONFIG),
+        environment=run.read_json(runs.ENVIRONMENT),
+        networks=summary["networks"],
+        by_specialty=summary["specialties"],
+        specialties=specialties,
+        class_names=tuple(names[c] for c in range(specialties.classes)),
+        epochs={
+            stage: [line for line in lines if line["stage"] == stage and "epoch" in line]
+            for stage in summary["networks"]
+        },
+        updates=[line for line in lines if "update" in line],
+        confusion=confusion,
+    )
+
+
+def _ids_and_names(specialty: dict[str, Any]) -> tuple[list[int], list[str]]:
+    return specialty["class_ids"], specialty["class_names"]
+
+
+def class_confusion(labels: NDArray[np.int64], taken_for: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Images of class i that are taken for class j, (C, C)."""
+    counts = np.bincount(labels * classes + taken_for, minlength=classes * classes)
+    return counts.reshape(classes, classes)
+
+
+def confused_pairs(confusion: NDArray[np.int64], specialties: Specialties) -> list[ConfusedPair]:
+    """Every pair of classes that is confused at least once, the most confused first, ties by class number."""
+    either_way = np.triu(confusion + confusion.T, 1)  # (C, C)
+    firsts, seconds = np.nonzero(either_way)
+    order = np.argsort(-either_way[firsts, seconds], kind="stable")
+    images = confusion.sum(axis=1)  # (C,)
+    pairs = []
+    for a, b in zip(firsts[order].tolist(), seconds[order].tolist(), strict=True):
+        first, second = (a, b) if confusion[a, b] >= confusion[b, a] else (b, a)
+        pairs.append(
+            ConfusedPair(
+                first=first,
+                second=second,
+                first_as_second=int(confusion[first, second]),
+                second_as_first=int(confusion[second, first]),
+                images=int(images[a] + images[b]),
+                inside=bool(specialties.specialty_of_class[a] == specialties.specialty_of_class[b]),
+            )
+        )
+    return pairs
+
+
+def pairs_of_specialty(
+    pairs: list[ConfusedPair], specialties: Specialties, specialty: int
+) -> tuple[ConfusedPair | None, ConfusedPair | None]:
+    """The first pair of two classes of the specialty, and the first of one of them and one from elsewhere."""
+    of = specialties.specialty_of_class
+    own = [pair for pair in pairs if specialty in (of[pair.first], of[pair.second])]
+    return next((pair for pair in own if pair.inside), None), next((pair for pair in own if not pair.inside), None)
+
+
+def confused_inside_and_across(confusion: NDArray[np.int64], specialties: Specialties) -> tuple[int, int]:
+    """Test images taken for another class of their specialty, and for a class of another one."""
+    of = specialties.specialty_of_class
+    same = of[:, None] == of[None, :]  # (C, C)
+    inside = int(confusion[same].sum() - np.trace(confusion))
+    return inside, int(confusion[~same].sum())

@@ -1,0 +1,144 @@
+"""The configuration of a run in words, and the commands to go on with."""
+
+import json
+import shlex
+from typing import Any
+
+from nofe.report.record import Record
+from nofe.report.text import network_name
+from nofe.specialties import rule_named
+
+RECIPE_HEAD = ("network", "epochs", "batch", "learning rate", "momentum", "weight decay", "augmentation", "begins with")
+STARTS = {
+    "random": "random weights",
+    "scratch": "random weights",
+    "base": "the base's trunk",
+    "generalist": "the generalist's trunk",
+}
+
+
+def outcome(record: Record) -> str:
+    """The run in one sentence."""
+    experts, base = record.networks["experts"]["accuracy"], record.networks.get("base")
+    said = f"{record.specialties.count} experts recognise {experts:.2%} of {record.test_images:,} test images"
+    if base is None:
+        return f"{said}. No base was trained by the same recipe, so there is no gain to report."
+    gain = 100 * (experts - base["accuracy"])
+    side = "above" if gain >= 0 else "below"
+    return f"{said}: {abs(gain):.2f} points {side} the base by the same recipe ({base['accuracy']:.2%})."
+
+
+def what_was_trained(record: Record) -> list[tuple[str, str]]:
+    """A name and a sentence for every choice but the recipes."""
+    config = record.config
+    return [
+        ("Data", _data(record)),
+        ("Architecture", config["architecture"]),
+        ("Experts", _experts(record)),
+        ("Rule", _rule(config["specialties"])),
+        ("Alternation", _alternation(config)),
+        ("Seed", f"{config['seed']}"),
+    ]
+
+
+def _data(record: Record) -> str:
+    data = record.config["data"]
+    words = f"{data['name']}: {record.specialties.classes:,} classes, {record.test_images:,} test images"
+    if data["hold_out"]:
+        words += f", held out of the training images ({data['hold_out']:.0%} of them)"
+    return f"{words}; data seed {data['seed']}, fingerprint {record.environment['data']['fingerprint']}"
+
+
+def _experts(record: Record) -> str:
+    asked, sizes = record.config["specialties"]["count"], record.specialties.sizes
+    span = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+    words = f"K = {len(sizes)}, with {span} classes each"
+    as_asked = len(sizes) == asked or record.config["specialties"]["rule"] == "groups"
+    return words if as_asked else f"{words}; {asked} were asked for, the rule left the others empty"
+
+
+def _rule(config: dict[str, Any]) -> str:
+    words = f"{config['rule']} ({rule_named(config['rule']).summary})"
+    if config["rule"] == "elasso":
+        words += f"; strength {config['strength']:g}, {config['sweeps'] or 'unlimited'} sweeps at each update"
+    if config["rule"] == "groups":
+        words += f": {config['groups']}"
+    return words
+
+
+def _alternation(config: dict[str, Any]) -> str:
+    if not rule_named(config["specialties"]["rule"]).updates:
+        return "none: the specialties were fixed before the generalist was trained"
+    generalist = config["generalist"]
+    every = generalist["update_every"]
+    words = f"the specialties were updated every {'epoch' if every == 1 else f'{every:g} epochs'}"
+    words += f" on up to {generalist['confusion_images']:,} training images"
+    return f"{words}, until {generalist['settle']} updates moved no class" if generalist["settle"] else words
+
+
+def recipe_rows(record: Record) -> list[tuple[str, ...]]:
+    """How each network was trained, under RECIPE_HEAD."""
+    config = record.config
+    recipes = {
+        "base": (config["experts"], "random weights"),
+        "base-paper": (config["base"]["paper"], "random weights"),
+        "generalist": (config["generalist"], STARTS[config["generalist"]["start"]]),
+        "experts": (config["experts"], STARTS[config["experts"]["start"]]),
+    }
+    return [(network_name(stage, record.specialties.count), *_recipe(*recipes[stage])) for stage in record.networks]
+
+
+def _recipe(recipe: dict[str, Any], begins_with: str) -> tuple[str, ...]:
+    falls = [f"{max(1, round(drop * recipe['epochs']))}" for drop in recipe["drops"]]
+    return (
+        f"{recipe['epochs']}",
+        f"{recipe['batch']}",
+        f"{recipe['rate']:g}" + (f", a tenth after {_epochs(falls)}" if falls else ""),
+        f"{recipe['momentum']:g}",
+        f"{recipe['weight_decay']:g}" + (", on batch norm too" if recipe.get("decay_norms") else ""),
+        _augmentation(recipe["augmentation"]),
+        begins_with,
+    )
+
+
+def _epochs(numbers: list[str]) -> str:
+    *others, last = numbers
+    return f"epochs {', '.join(others)} and {last}" if others else f"epoch {last}"
+
+
+def _augmentation(augmentation: dict[str, Any]) -> str:
+    words = f"crops of {augmentation['crop']} pixels"
+    if augmentation["padding"]:
+        words += f" after {augmentation['padding']} of padding"
+    return f"{words}, mirrored" if augmentation["mirror"] else words
+
+
+def commands(record: Record) -> list[tuple[str, str]]:
+    """What each is for, and the line to type."""
+    run = shlex.quote(str(record.path))
+    return [
+        ("Judge the run on its test images again", f"nofe evaluate {run}"),
+        ("Name what is in your own pictures", f"nofe predict {run} PICTURE.png"),
+        ("List the classes of each expert", f"nofe specialties {run}"),
+        ("Write this page again", f"nofe report {run}"),
+    ]
+
+
+def with_another_seed(record: Record) -> str:
+    """The command for a run that differs in its seed alone, with every other setting spelt out."""
+    config = record.config | {"seed": record.config["seed"] + 1}
+    settings = _settings({k: v for k, v in config.items() if k != "architecture"})
+    chosen = [f"--architecture={config['architecture']}", f"--dataset={config['data']['name']}"]
+    rest = [f"--set={name}={value}" for name, value in settings if name != "data.name"]
+    return " ".join(["nofe train", *map(shlex.quote, [*chosen, *rest])])
+
+
+def _settings(config: dict[str, Any], path: str = "") -> list[tuple[str, str]]:
+    """Every field of the configuration, as --set wants it."""
+    found: list[tuple[str, str]] = []
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found += _settings(value, f"{path}{name}.")
+        else:
+            found.append((f"{path}{name}", value if isinstance(value, str) else json.dumps(value)))
+    return found
