@@ -160,7 +160,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", FORMULAS)
 @given(specialty_sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12))
 def test_counts_follow_the_tables_for_any_partition(name: str, specialty_sizes: list[int]) -> None:
     trunk, head, branch = FORMULAS[name]

@@ -179,14 +179,14 @@ def _at_least_float32(features: Tensor) -> Tensor:
 
 # Batch normalisation
 
-MOVING_AVERAGE_FRACTION = 0.999
+CAFFE_FRACTION = 0.999
 
 
 class BatchNorm2d(nn.BatchNorm2d):
     """Caffe's BatchNorm and Scale: evaluation divides the moving sums of the statistics by their weights.
 
-    After t steps the buffers hold 0.001 * sum over s of 0.999^(t - s) * statistic(s); the weights add up to
-    1 - 0.999^t. With so slow an average, torch's start (mean 0, variance 1) would weigh a third at step 1000.
+    After t steps the buffers hold (1 - f) * sum over s of f^(t - s) * statistic(s); the weights add up to 1 - f^t.
+    With Caffe's f of 0.999, torch's start (mean 0, variance 1) would weigh a third at step 1000.
     The state_dict has the keys of nn.BatchNorm2d, but neither layer can use the other's running statistics.
 
     All of it is tensor operations on the device, the count of steps too: a captured CUDA graph stays right.
@@ -197,8 +197,9 @@ class BatchNorm2d(nn.BatchNorm2d):
     num_batches_tracked: Tensor
     multipliers: dict[str, Multipliers]
 
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features, eps=1e-5, momentum=1 - MOVING_AVERAGE_FRACTION)
+    def __init__(self, num_features: int, fraction: float = CAFFE_FRACTION) -> None:
+        super().__init__(num_features, eps=1e-5, momentum=1 - fraction)
+        self.fraction = fraction
         self.multipliers = {"weight": Multipliers(decay=0), "bias": Multipliers(decay=0)}
 
     def reset_running_stats(self) -> None:
@@ -209,8 +210,8 @@ class BatchNorm2d(nn.BatchNorm2d):
     def statistics(self) -> tuple[Tensor, Tensor]:
         """The mean and variance that evaluation uses, (D,) each; 0 and 1 before the first training step."""
         steps = self.num_batches_tracked.to(self.running_var.dtype)
-        # 1 - 0.999^t; written as expm1, since 1 - 0.999 in float32 is already off in the fifth digit.
-        weight = -torch.expm1(steps * math.log(MOVING_AVERAGE_FRACTION))
+        # 1 - f^t; written as expm1, since 1 - 0.999 in float32 is already off in the fifth digit.
+        weight = -torch.expm1(steps * math.log(self.fraction))
         trained = steps > 0
         weight = torch.where(trained, weight, 1.0)
         return self.running_mean / weight, torch.where(trained, self.running_var / weight, 1.0)
@@ -229,6 +230,6 @@ class BatchNorm2d(nn.BatchNorm2d):
             self.weight,
             self.bias,
             True,
-            1 - MOVING_AVERAGE_FRACTION,
+            1 - self.fraction,
             self.eps,
         )

@@ -256,7 +256,7 @@ class _Walk:
         if not (first.affine and first.track_running_stats):
             raise NotFusable(f"{path} ({type(first).__name__} without weights or running statistics)")
         if type(first) is BatchNorm2d:
-            layer: nn.BatchNorm2d = BatchNorm2d(self.count * first.num_features)
+            layer: nn.BatchNorm2d = BatchNorm2d(self.count * first.num_features, first.fraction)
         elif type(first) is nn.BatchNorm2d:
             layer = nn.BatchNorm2d(self.count * first.num_features, eps=first.eps, momentum=first.momentum)
         else:

@@ -19,6 +19,7 @@ class Recipe:
     weight_decay: float
     drops: tuple[float, ...] = ()
     momentum: float = 0.9
+    decay_norms: bool = False  # weight decay on the scales and shifts of batch norm, too; the release spares them
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
@@ -32,8 +33,8 @@ class Recipe:
 
 
 def rate_in_epoch(recipe: Recipe, epoch: int) -> float:
-    """The learning rate of an epoch, counted from 0."""
-    dropped = sum(epoch >= round(drop * recipe.epochs) for drop in recipe.drops)
+    """The learning rate of an epoch, counted from 0. The first epoch has the full rate, however few there are."""
+    dropped = sum(epoch >= max(1, round(drop * recipe.epochs)) for drop in recipe.drops)
     return recipe.rate * 0.1**dropped
 
 
