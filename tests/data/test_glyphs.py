@@ -21,9 +21,9 @@ STILL = Variation(ink=(22, 22), stretch=0, turn=0, slant=0, drift=0, blur=0, noi
 def test_shape_of_the_data_set() -> None:
     dataset = load_dataset("glyphs", root=Path("nowhere"), image_size=32)
     assert 100 <= dataset.classes <= 130
-    assert dataset.train.images.shape == (100 * dataset.classes, 3, 32, 32)
-    assert np.bincount(dataset.train.labels).tolist() == [100] * dataset.classes
-    assert np.bincount(dataset.test.labels).tolist() == [50] * dataset.classes
+    assert dataset.train.images.shape == (60 * dataset.classes, 3, 32, 32)
+    assert np.bincount(dataset.train.labels).tolist() == [60] * dataset.classes
+    assert np.bincount(dataset.test.labels).tolist() == [25] * dataset.classes
 
 
 def test_families() -> None:

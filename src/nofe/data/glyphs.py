@@ -19,7 +19,7 @@ from nofe.data.dataset import Dataset, ImageSet
 from nofe.errors import UserError
 
 IMAGE_SIZE = 32  # pixels a side
-TRAIN_PER_CLASS, TEST_PER_CLASS = 60, 40
+TRAIN_PER_CLASS, TEST_PER_CLASS = 60, 25
 
 # Look-alikes by the stroke they share; a class is its place in this table read line by line.
 FAMILIES: dict[str, str] = {
