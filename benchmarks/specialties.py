@@ -1,6 +1,6 @@
 """How long an update of the specialties takes, rule by rule.
 
-    python benchmarks/specialties.py --device cpu-2-cores
+    python benchmarks/specialties.py --device amd-epyc-2-cores
 
 prints a table and writes benchmarks/results/<device>/specialties.json. Spectral is left out: it runs once, on a
 confusion of classes, and never during the alternation.
@@ -101,7 +101,7 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", required=True, help="folder under benchmarks/results, e.g. cpu-2-cores")
+    parser.add_argument("--device", required=True, help="folder under benchmarks/results, e.g. amd-epyc-2-cores")
     results = Path(__file__).parent / "results" / parser.parse_args().device
 
     began = time.perf_counter()

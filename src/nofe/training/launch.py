@@ -53,7 +53,8 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
         return
     inner = [module for module in model.modules() if list(module.children()) and type(module) is not nn.Sequential]
     repeated = {kind for kind, times in Counter(map(type, inner)).items() if times >= 3}
+    torch._dynamo.config.recompile_limit = 64  # one for each width and stride, in training and in evaluation
     for part in model.children():
         blocks = [module for module in part.modules() if type(module) in repeated]
         for module in blocks or [part]:
-            module.compile()
+            module.compile(dynamic=False)
