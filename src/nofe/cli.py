@@ -45,7 +45,7 @@ def train(
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
 ) -> None:
     """Train a base and a network of experts, and compare them."""
-    from nofe import pipeline
+    from nofe import pipeline, runs
     from nofe.report.text import comparison, specialties_in_words
     from nofe.training.progress import progress_for_this_output
     from nofe.training.runtime import make_runtime
@@ -63,6 +63,8 @@ def train(
     config, folder = _configured({k: v for k, v in chosen.items() if v is not None}, set_ or [], out, resume)
     runtime = make_runtime(device, precision, compile=compile_, capture=capture, checkpoint_seconds=checkpoint_seconds)
     progress = progress_for_this_output()
+    if resume and not (folder / runs.CONFIG).exists():
+        progress.say(f"{folder}: no run to go on with is here; starting one")
     summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress)
     progress.say(specialties_in_words(folder))
     progress.say(comparison(summary))
@@ -79,7 +81,7 @@ def _configured(
     from nofe.runs import Run
 
     if out is not None and resume and (out / runs.CONFIG).exists():
-        config: RunConfig = from_json(Run(out).read_json(runs.CONFIG))
+        config: RunConfig = from_json(Run(out).read_config())
     else:
         config = default_run(chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET))
     given = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in chosen.items()]
@@ -137,6 +139,17 @@ def specialties(run: RunFolder, as_json: AsJson = False) -> None:
         print(specialties_in_words(run))
 
 
+@app.command()
+def report(run: RunFolder) -> None:
+    """Write the page of a run again, report.html, and its figures."""
+    from nofe import runs
+    from nofe.report.page import write_report
+    from nofe.runs import Run
+
+    write_report(Run(run))
+    print(f"{run / runs.REPORT} is written")
+
+
 @app.command("list")
 def list_() -> None:
     """Architectures, data sets and specialty rules."""
@@ -153,3 +166,46 @@ def list_() -> None:
         print(title)
         for name, summary in rows.items():
             print(f"  {name:<20} {summary}")
+
+
+@app.command()
+def bench(
+    architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
+    experts: Annotated[list[int], typer.Option(help="K; repeatable.")] = [10],  # noqa: B006
+    classes: Annotated[list[int], typer.Option(help="C; repeatable.")] = [100],  # noqa: B006
+    batch: Annotated[list[int], typer.Option(help="Images a step; repeatable.")] = [128],  # noqa: B006
+    network: Annotated[list[str] | None, typer.Option(help="base, loop, fused; all by default.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="eager, captured, compiled, compiled+captured.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="train, forward.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="In which all cases take turns.")] = 7,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Write the table as JSON, too.")] = None,
+) -> None:
+    """Time base and experts side by side: training steps and inference."""
+    from nofe import bench as benchmark
+    from nofe.report.text import timings_in_words
+    from nofe.runs import write_atomically
+    from nofe.training.runtime import make_runtime
+
+    cases = benchmark.cases(network, mode, task, experts, classes, batch)
+    table = benchmark.measure(architecture, cases, make_runtime(device, precision), rounds=rounds)
+    print(timings_in_words(table))
+    if out is not None:
+        write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+
+
+@app.command()
+def results(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Finished runs to file.")] = None,
+    folder: Annotated[Path, typer.Option(help="One JSON file for each run, by device.")] = Path("results"),
+    page: Annotated[Path, typer.Option(help="Made from these files alone.")] = Path("docs/results.md"),
+) -> None:
+    """File the figures of finished runs, and write the page of all results anew."""
+    from nofe.experiments.results import file_result, read_results, results_page
+    from nofe.runs import Run, write_atomically
+
+    for run in runs or []:
+        print(f"wrote {file_result(Run(run), folder)}")
+    write_atomically(page, results_page(read_results(folder)).encode())
+    print(f"wrote {page}")
