@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Compiled bytecode makes every later start three times as fast; some machines switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint unit slow bench clean
+.PHONY: setup demo test lint unit clean
 
 setup: $(READY)
 
