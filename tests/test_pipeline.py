@@ -1,4 +1,4 @@
-"""What is damaged in a run folder is made again, and with it whatever was made from it."""
+"""The stages and their files: where each begins, and that what is damaged is made again with what stands on it."""
 
 import io
 import json
@@ -141,3 +141,50 @@ def test_the_configuration_is_the_last_to_be_written(tmp_path: Path, monkeypatch
     go_on(tmp_path / "run")
     assert written[:3] == [runs.ENVIRONMENT, runs.INPUT, runs.CONFIG]
     assert json.loads((tmp_path / "run" / runs.CONFIG).read_text())["architecture"] == "alexnet-quick-c100"
+
+
+def test_groups_kept_together_are_counted_in_pairs() -> None:
+    import numpy as np
+
+    from conftest import small_dataset
+
+    dataset = small_dataset(classes=8)  # four pairs
+    one_pair_apart = Specialties(np.array([0, 0, 0, 1, 1, 1, 0, 1]))  # 2-3 and 6-7 are split
+    assert pipeline.kept_together(dataset, one_pair_apart) == {
+        "pair": {"together": 0.5, "by_chance": pytest.approx(12 / 28)}
+    }
+
+
+STILL = ("experts.epochs=1", "generalist.epochs=1", "experts.rate=1e-12", "generalist.rate=1e-12")
+
+
+@pytest.mark.parametrize(
+    ("start_of_generalist", "start_of_experts"),
+    [("random", "generalist"), ("base", "generalist"), ("random", "scratch")],
+)
+def test_where_the_trunks_come_from(start_of_generalist: str, start_of_experts: str, tmp_path: Path) -> None:
+    """At a rate of almost nothing the weights stay what they started as."""
+    import safetensors.numpy
+
+    starts = (f"generalist.start={start_of_generalist}", f"experts.start={start_of_experts}")
+    train(small_run(*STILL, *starts), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
+    run = Run(tmp_path / "run")
+    base, generalist, network = (
+        safetensors.numpy.load(run.read(name))["trunk.conv2.weight"]
+        for name in (runs.BASE, runs.GENERALIST, runs.NETWORK)
+    )
+    assert np.allclose(generalist, base, atol=1e-8) == (start_of_generalist == "base")
+    assert np.allclose(network, generalist, atol=1e-8) == (start_of_experts == "generalist")
+
+
+@pytest.mark.parametrize("rule", ["random", "spectral", "groups"])
+def test_rules_that_do_not_learn_keep_their_specialties(rule: str, tmp_path: Path) -> None:
+    settings = [f"specialties.rule={rule}", *(["specialties.groups=pair"] if rule == "groups" else [])]
+    train(small_run(*STILL, *settings), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
+    run = Run(tmp_path / "run")
+    specialties = Specialties.from_json(run.read_json(runs.SPECIALTIES))
+    assert not any("update" in line for line in run.metrics())
+    if rule == "groups":
+        assert specialties.groups() == ((0, 1), (2, 3), (4, 5), (6, 7))
+    else:
+        assert specialties.count <= 2

@@ -38,7 +38,9 @@ from nofe.runs import Run, open_run
 from nofe.specialties import (
     Specialties,
     Update,
+    chance_of_pairs_together,
     given_groups,
+    pairs_together,
     random_balanced,
     rule_named,
     spectral,
@@ -304,10 +306,20 @@ def summarise(
     summary = {
         "networks": networks,
         "specialties": [dataclasses.asdict(figures) for figures in by_specialty(predictions, specialties)],
+        "groups": kept_together(task.dataset, specialties),
         "config": configuration.to_json(task.config),
     }
     task.run.write_json(runs.SUMMARY, summary)
     return summary
+
+
+def kept_together(dataset: Dataset, specialties: Specialties) -> dict[str, dict[str, float]]:
+    """For each grouping that people made: the share of its pairs that share an expert, and what chance would give."""
+    chance = chance_of_pairs_together(specialties.sizes)
+    return {
+        name: {"together": pairs_together(given_groups(ids), specialties), "by_chance": chance}
+        for name, ids in dataset.groups.items()
+    }
 
 
 def weights(model: nn.Module) -> bytes:

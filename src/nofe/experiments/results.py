@@ -38,6 +38,7 @@ def result_of(run: Run) -> dict[str, Any]:
         "config": summary["config"] | {"data": summary["config"]["data"] | {"root": "data"}},
         "environment": environment,
         "networks": summary["networks"],
+        "groups": summary["groups"],
         "test_accuracy_by_epoch": dict(by_epoch),
         "classes_moved_by_update": moved,
         "specialties": run.read_json(runs.SPECIALTIES),
@@ -122,10 +123,12 @@ def _section(group: list[dict[str, Any]]) -> str:
         *rows,
         "",
         *_gain(group),
+        *_groups(group),
         f"Seeds {', '.join(str(result['config']['seed']) for result in group)}; {environment['device']}, "
         f"{environment['precision']}, torch {environment['versions']['torch']}, {environment['date'][:10]}, "
         f"commit {environment['commit']}. Experts: {_recipe(config['experts'])}. "
         f"Generalist: {_recipe(config['generalist'])}.",
+        *(f"\n{note}" for note in sorted({result["note"] for result in group if "note" in result})),
     ]
     return "\n".join(lines)
 
@@ -140,6 +143,18 @@ def _gain(group: list[dict[str, Any]]) -> list[str]:
         return []
     gains = [100 * (r["networks"]["experts"]["accuracy"] - r["networks"]["base"]["accuracy"]) for r in group]
     return [f"Experts above the base by the same recipe: {_mean_and_deviation(gains)}.", ""]
+
+
+def _groups(group: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for name, first in group[0]["groups"].items():
+        together = _mean_and_deviation([100 * result["groups"][name]["together"] for result in group])
+        lines += [
+            f"Pairs of classes of one {name} that share an expert: {together} per cent; "
+            f"by chance {100 * first['by_chance']:.2f}.",
+            "",
+        ]
+    return lines
 
 
 def _recipe(recipe: dict[str, Any]) -> str:

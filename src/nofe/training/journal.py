@@ -1,6 +1,5 @@
 """What a stage writes down: a line for each epoch, and checkpoints to go on from."""
 
-import logging
 import time
 from typing import Any, NoReturn
 
@@ -13,8 +12,6 @@ from nofe.training.optimizer import current_rate, load_optimizer_tensors, optimi
 from nofe.training.progress import Progress
 from nofe.training.recipe import rate_in_epoch
 from nofe.training.runtime import Interrupted, Runtime
-
-log = logging.getLogger("nofe")
 
 
 class Journal:
@@ -30,8 +27,9 @@ class Journal:
         """Put the state where an earlier, interrupted run left it. Returns that run's notes; none is empty."""
         checkpoint = read_checkpoint(self.run, state.stage)
         if checkpoint is not None:
-            _restore(state, checkpoint, self.runtime)
-            self.progress.say(f"{state.stage}: going on after step {state.step:,} of {steps:,}")
+            exact = _restore(state, checkpoint, self.runtime)
+            how = "exactly as if never interrupted" if exact else "the same to rounding, on another machine or a GPU"
+            self.progress.say(f"{state.stage}: going on after step {state.step:,} of {steps:,}, {how}")
         else:
             discard_checkpoints(self.run)
         self.run.forget_metrics(state.stage, after_step=state.step if checkpoint else -1)
@@ -91,13 +89,22 @@ def _snapshot(state: TrainState, stage_notes: dict[str, Any]) -> Checkpoint:
         "images": state.images,
         "rate": current_rate(state.optimizer),
         "threads": torch.get_num_threads(),
-        "device": state.totals.device.type,
+        "arithmetic": _arithmetic(state),
         "stage_notes": stage_notes,
     }
     return Checkpoint(state.stage, state.step, tensors, notes)
 
 
-def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> None:
+def _arithmetic(state: TrainState) -> str:
+    """What must be the same for the same bits to come out; a GPU does not promise it in any case."""
+    if state.totals.device.type != "cpu":
+        return state.totals.device.type
+    return f"cpu {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+
+
+def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> bool:
+    """Returns whether the rest of the training will be the same bit for bit."""
+
     def of(prefix: str) -> dict[str, torch.Tensor]:
         return {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
 
@@ -112,8 +119,7 @@ def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> Non
     if "generator.cuda" in checkpoint.tensors and runtime.device.type == "cuda":
         torch.cuda.set_rng_state(checkpoint.tensors["generator.cuda"], runtime.device)
     torch.set_num_threads(notes["threads"])
-    if not (notes["device"] == runtime.device.type == "cpu"):
-        log.warning("%s: the rest of the training agrees to rounding, not bit for bit (not on a CPU)", state.stage)
+    return bool(notes["arithmetic"] == _arithmetic(state) and state.totals.device.type == "cpu")
 
 
 def _renamed(how: str, state: TrainState, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
