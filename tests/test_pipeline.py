@@ -144,10 +144,6 @@ def test_the_configuration_is_the_last_to_be_written(tmp_path: Path, monkeypatch
 
 
 def test_groups_kept_together_are_counted_in_pairs() -> None:
-    import numpy as np
-
-    from conftest import small_dataset
-
     dataset = small_dataset(classes=8)  # four pairs
     one_pair_apart = Specialties(np.array([0, 0, 0, 1, 1, 1, 0, 1]))  # 2-3 and 6-7 are split
     assert pipeline.kept_together(dataset, one_pair_apart) == {
@@ -164,8 +160,6 @@ STILL = ("experts.epochs=1", "generalist.epochs=1", "experts.rate=1e-12", "gener
 )
 def test_where_the_trunks_come_from(start_of_generalist: str, start_of_experts: str, tmp_path: Path) -> None:
     """At a rate of almost nothing the weights stay what they started as."""
-    import safetensors.numpy
-
     starts = (f"generalist.start={start_of_generalist}", f"experts.start={start_of_experts}")
     train(small_run(*STILL, *starts), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
     run = Run(tmp_path / "run")

@@ -11,6 +11,8 @@ Every arrow is one value here and one file in the run folder; a stage whose file
 import dataclasses
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,7 @@ def train(
         if run.has(runs.SUMMARY) and not run.damaged():
             progress.say(f"{out}: this run is complete")
             return dict(run.read_json(runs.SUMMARY))
-        with stopping_on_signals(runtime):
+        with stopping_on_signals(runtime), closing(progress):
             task = prepare(config, held_out(config, dataset or read_dataset(config)), run, runtime, progress)
             bases = train_bases(task)
             generalist, specialties = learn_specialties(task, bases)
@@ -77,6 +79,15 @@ def train(
             summary = summarise(task, bases, generalist, network)
         report_if_possible(run)
         return summary
+
+
+@contextmanager
+def closing(progress: Progress) -> Iterator[None]:
+    """A run that fails leaves the terminal as it was."""
+    try:
+        yield
+    finally:
+        progress.end()
 
 
 @dataclass(frozen=True)

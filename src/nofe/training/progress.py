@@ -5,6 +5,8 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
     from nofe.training.loop import TrainState
 
 
@@ -38,9 +40,6 @@ class Silent:
 class Lines(Silent):
     """For logs."""
 
-    def __init__(self) -> None:
-        self._last = ""
-
     def begin(self, state: "TrainState", steps: int, batch: int) -> None:
         self._epochs = state.recipe.epochs
 
@@ -55,6 +54,12 @@ class Bars(Silent):
     """For terminals: one bar a stage with loss, accuracy, images/s and the time left."""
 
     def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console()
+        self._bars: RichProgress | None = None
+
+    def begin(self, state: "TrainState", steps: int, batch: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bars = Progress(
@@ -62,13 +67,11 @@ class Bars(Silent):
             BarColumn(bar_width=24),
             TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(),
+            console=self._console,
         )
-        self._drawn = 0.0
-
-    def begin(self, state: "TrainState", steps: int, batch: int) -> None:
         self._bars.start()
         self._task = self._bars.add_task(state.stage, total=steps, completed=state.step, text="")
-        self._since, self._images = time.monotonic(), 0
+        self._since, self._images, self._drawn = time.monotonic(), 0, 0.0
 
     def advance(self, state: "TrainState", images: int) -> None:
         self._images += images
@@ -81,19 +84,23 @@ class Bars(Silent):
         if state.totals.device.type == "cpu":  # elsewhere reading the loss would make the device wait
             loss, accuracy = state.mean_loss_and_accuracy()
             text = f"loss {loss:.3f}  accuracy {accuracy:6.2%}  {text}"
-        self._bars.update(self._task, completed=state.step, text=text)
+        self._draw(state.step, text)
 
     def end_epoch(self, line: dict[str, Any]) -> None:
-        self._bars.update(self._task, completed=line["step"], text=epoch_in_words(line))
+        self._draw(line["step"], epoch_in_words(line))
 
     def end(self) -> None:
-        self._bars.stop()
-        self._bars.remove_task(self._task)
-        # The finished bar stays on the screen; the next stage draws below it.
-        self.__init__()  # type: ignore[misc]
+        """The finished bar stays on the screen; the next stage draws below it."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
 
     def say(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False, markup=False)  # class names may hold brackets
+        self._console.print(text, highlight=False, markup=False)  # class names may hold brackets
+
+    def _draw(self, step: int, text: str) -> None:
+        if self._bars is not None:
+            self._bars.update(self._task, completed=step, text=text)
 
 
 def progress_for_this_output() -> Progress:
