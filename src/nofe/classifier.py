@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from nofe.data.batches import Batches, DeviceImages
+from nofe.data.batches import DeviceImages
 from nofe.evaluation import accuracy
 from nofe.training.journal import Journal
-from nofe.training.loop import Objective, start_training, train_epoch
+from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime
 
@@ -24,15 +24,7 @@ def train_classifier(
 ) -> None:
     """Train `model` in place. The test accuracy of each epoch is noted; nothing is chosen by it."""
     state = start_training(stage, model, recipe, seed, runtime)
-    batches = Batches(
-        train,
-        recipe.augmentation,
-        batch=recipe.batch,
-        seed=seed,
-        stage=stage,
-        rank=runtime.rank,
-        ranks=runtime.ranks,
-    )
+    batches = batches_of(state, train, runtime)
     objective = Objective(torch.arange(classes, device=runtime.device))
     journal.begin(state, recipe.epochs * batches.steps_per_epoch, batches.global_batch)
     for epoch in range(state.step // batches.steps_per_epoch, recipe.epochs):

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nofe.architectures import Classifier
-from nofe.data.batches import Batches, DeviceImages
+from nofe.data.batches import DeviceImages
 from nofe.errors import UserError
 from nofe.evaluation import accuracy, count_confusion
 from nofe.specialties import Specialties, Update, agreement, classes_moved
 from nofe.streams import stream
 from nofe.training.journal import Journal
-from nofe.training.loop import Objective, start_training, train_epoch
+from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime
 
@@ -57,15 +57,7 @@ def train_generalist(
     outputs = specialties.count  # of the generalist; a rule may later leave some of them unused
     crop = config.augmentation.crop
     state = start_training(STAGE, generalist, config, seed, runtime)
-    batches = Batches(
-        train,
-        config.augmentation,
-        batch=config.batch,
-        seed=seed,
-        stage=STAGE,
-        rank=runtime.rank,
-        ranks=runtime.ranks,
-    )
+    batches = batches_of(state, train, runtime)
     notes = journal.begin(state, config.epochs * batches.steps_per_epoch, batches.global_batch)
     if notes:
         specialties = Specialties.from_labels_dropping_empty(notes["targets"], outputs)

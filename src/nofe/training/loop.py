@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nofe.data.batches import Batches
+from nofe.data.batches import Batches, DeviceImages
 from nofe.errors import RunError
 from nofe.streams import seed_for
 from nofe.training.launch import compile_blocks, launcher
@@ -61,6 +61,19 @@ def start_training(stage: str, model: nn.Module, recipe: Recipe, seed: int, runt
     compile_blocks(model, runtime)
     totals = torch.zeros(2, device=runtime.device)
     return TrainState(stage, model, caffe_sgd(model, recipe), recipe, seed, totals)
+
+
+def batches_of(state: TrainState, images: DeviceImages, runtime: Runtime) -> Batches:
+    recipe = state.recipe
+    return Batches(
+        images,
+        recipe.augmentation,
+        batch=recipe.batch,
+        seed=state.seed,
+        stage=state.stage,
+        rank=runtime.rank,
+        ranks=runtime.ranks,
+    )
 
 
 def train_epoch(
