@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nofe.errors import RunError, UserError
+from nofe.files import replace_atomically
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -173,22 +174,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Either the old content or the new one is there, whenever the process is killed."""
     with failing_writes_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # In the same folder: a rename across file systems would be a copy, and can be cut in two.
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself must reach the disk
-        finally:
-            os.close(folder)
+        with replace_atomically(path) as file:
+            file.write(content)
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

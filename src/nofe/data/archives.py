@@ -1,19 +1,18 @@
 """Fetch a data set's archive and take the files out of it that are wanted, and nothing else."""
 
 import hashlib
-import os
 import shutil
 import tarfile
 import tempfile
 import urllib.request
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 
 from nofe.errors import RunError, UserError
+from nofe.files import replace_atomically
 
 MAX_ARCHIVE_BYTES = 512 << 20  # the largest archive here has 163 MiB
 MAX_MEMBER_BYTES = 256 << 20
@@ -85,24 +84,3 @@ def _extract(url: str, archive: IO[bytes], members: Mapping[str, Path]) -> None:
         raise UserError(f"{url}: the archive cannot be unpacked ({error}); try again") from error
     if wanted:
         raise UserError(f"{url}: the archive lacks {', '.join(wanted)}; check the address")
-
-
-@contextmanager
-def replace_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to that takes `path`'s place when all is on disk, or leaves no trace."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as target:
-            yield target
-            target.flush()
-            os.fsync(target.fileno())
-        os.chmod(name, 0o644)  # mkstemp's files are private; a data set is shared
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name itself
-    finally:
-        os.close(folder)
