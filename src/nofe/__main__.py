@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     # Before torch starts its threads. They wait for each other by spinning, and where another process has one of the
-    # cores a step then takes ten times as long; with this short a spin it takes three, and nothing more on idle cores.
+    # cores a step then takes many times as long; so short a spin costs nothing on idle cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     from nofe.cli import app

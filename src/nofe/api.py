@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nofe.config import RunConfig, with_settings
+from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
 from nofe.pipeline import train as run_pipeline
 from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run
@@ -30,7 +30,7 @@ def configure(
         "seed": seed,
     }
     chosen = {name: value for name, value in chosen.items() if value is not None} | dict(settings or {})
-    return with_settings(config, (f"{name}={_text(value)}" for name, value in chosen.items()))
+    return with_settings(config, (as_setting(name, value) for name, value in chosen.items()))
 
 
 def train(
@@ -62,9 +62,3 @@ def train(
         progress=Silent() if quiet else progress_for_this_output(),
         dataset=None if isinstance(dataset, str) else dataset,
     )
-
-
-def _text(value: Any) -> str:
-    import json
-
-    return value if isinstance(value, str) else json.dumps(value)

@@ -76,7 +76,7 @@ def _configured(
 ) -> "tuple[RunConfig, Path]":
     """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
     from nofe import runs
-    from nofe.config import from_json, with_settings
+    from nofe.config import as_setting, from_json, with_settings
     from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run
     from nofe.runs import Run
 
@@ -84,7 +84,7 @@ def _configured(
         config: RunConfig = from_json(Run(out).read_config())
     else:
         config = default_run(chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET))
-    given = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in chosen.items()]
+    given = [as_setting(name, value) for name, value in chosen.items()]
     config = with_settings(config, [*given, *settings])
     if out is None:
         kind = config.data.name.partition(":")[0]

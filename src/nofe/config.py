@@ -96,6 +96,11 @@ def from_json(value: Any) -> RunConfig:
         raise UserError(f"configuration: does not fit this version of nofe ({error}); start a new run") from error
 
 
+def as_setting(name: str, value: Any) -> str:
+    """What --set takes, from a value."""
+    return f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+
+
 def with_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     """Apply `generalist.epochs=5` and the like, each typed against its field, all at once."""
     changes: dict[str, Any] = {}
