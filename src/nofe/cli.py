@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from nofe.config import RunConfig
+    from nofe.training.ranks import Ranks
 
 app = typer.Typer(
     add_completion=False,
@@ -43,12 +44,15 @@ def train(
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
+    sync_batch_norm: Annotated[
+        bool, typer.Option("--sync-batch-norm/--no-sync-batch-norm", help="Over the images of all ranks.")
+    ] = False,
 ) -> None:
-    """Train a base and a network of experts, and compare them."""
+    """Train a base and a network of experts, and compare them. On several GPUs: torchrun ... -m nofe train ..."""
     from nofe import pipeline, runs
     from nofe.report.text import comparison, specialties_in_words
-    from nofe.training.progress import progress_for_this_output
-    from nofe.training.runtime import make_runtime
+    from nofe.training.progress import Silent, progress_for_this_output
+    from nofe.training.runtime import launched_runtime
 
     chosen: dict[str, Any] = {
         "data.name": dataset,
@@ -60,19 +64,28 @@ def train(
         "seed": seed,
         "base.by": base,
     }
-    config, folder = _configured({k: v for k, v in chosen.items() if v is not None}, set_ or [], out, resume)
-    runtime = make_runtime(device, precision, compile=compile_, capture=capture, checkpoint_seconds=checkpoint_seconds)
-    progress = progress_for_this_output()
-    if resume and not (folder / runs.CONFIG).exists():
-        progress.say(f"{folder}: no run to go on with is here; starting one")
-    summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress)
-    progress.say(specialties_in_words(folder))
-    progress.say(comparison(summary))
-    progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
+    given = {name: value for name, value in chosen.items() if value is not None}
+    with launched_runtime(
+        device,
+        precision,
+        compile=compile_,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        sync_batch_norm=sync_batch_norm,
+    ) as runtime:
+        ranks = runtime.ranks
+        config, folder = ranks.first(lambda: _configured(given, set_ or [], out, resume, ranks))
+        progress = progress_for_this_output() if ranks.rank == 0 else Silent()
+        if resume and not (folder / runs.CONFIG).exists():
+            progress.say(f"{folder}: no run to go on with is here; starting one")
+        summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress)
+        progress.say(ranks.first(lambda: specialties_in_words(folder)))
+        progress.say(comparison(summary))
+        progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
 
 
 def _configured(
-    chosen: dict[str, Any], settings: list[str], out: Path | None, resume: bool
+    chosen: dict[str, Any], settings: list[str], out: Path | None, resume: bool, ranks: "Ranks"
 ) -> "tuple[RunConfig, Path]":
     """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
     from nofe import runs
@@ -89,8 +102,15 @@ def _configured(
     if out is None:
         kind = config.data.name.partition(":")[0]
         out = Path("runs") / f"{kind}-{config.architecture}-k{config.specialties.count}"
-        out = out if resume else _free(out)
+        out = out if resume else _chosen(out, ranks)
     return config, out
+
+
+def _chosen(out: Path, ranks: "Ranks") -> Path:
+    """A free folder; the one that was free at first, when torchrun starts the processes again."""
+    chosen = Path(ranks.recall(f"chosen for {out}") or _free(out))
+    ranks.remember(f"chosen for {out}", str(chosen))
+    return chosen
 
 
 def _free(out: Path) -> Path:

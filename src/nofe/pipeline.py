@@ -11,7 +11,7 @@ Every arrow is one value here and one file in the run folder; a stage whose file
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
 from nofe.generalist import train_generalist
 from nofe.recipes import base_by
 from nofe.report.page import report_if_possible
-from nofe.runs import Run, open_run
+from nofe.runs import Run
 from nofe.specialties import (
     Specialties,
     Update,
@@ -51,8 +51,10 @@ from nofe.specialties import (
 from nofe.streams import seed_for, stream
 from nofe.training.journal import Journal
 from nofe.training.progress import Progress, Silent
+from nofe.training.ranks import Ranks
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment, make_runtime, stopping_on_signals
+from nofe.training.shared_run import open_shared_run
 
 
 def train(
@@ -66,18 +68,20 @@ def train(
 ) -> dict[str, Any]:
     """Train base, generalist and experts in the folder `out`; returns the summary of the run."""
     runtime = runtime or make_runtime()
-    progress = progress or Silent()
-    with open_run(out, resume=resume, check=lambda run: _require_same(config, run)) as run:
+    ranks = runtime.ranks
+    progress = progress if progress and ranks.rank == 0 else Silent()
+    with open_shared_run(out, resume=resume, check=lambda run: _require_same(config, run), ranks=ranks) as run:
         if run.has(runs.SUMMARY) and not run.damaged():
             progress.say(f"{out}: this run is complete")
             return dict(run.read_json(runs.SUMMARY))
         with stopping_on_signals(runtime), closing(progress):
-            task = prepare(config, held_out(config, dataset or read_dataset(config)), run, runtime, progress)
+            images = read_by_every_rank(lambda: held_out(config, dataset or read_dataset(config)), ranks)
+            task = prepare(config, images, run, runtime, progress)
             bases = train_bases(task)
             generalist, specialties = learn_specialties(task, bases)
             network = train_experts(task, generalist, specialties)
             summary = summarise(task, bases, generalist, network)
-        report_if_possible(run)
+        ranks.first(lambda: report_if_possible(run))
         return summary
 
 
@@ -127,11 +131,24 @@ def held_out(config: RunConfig, dataset: Dataset) -> Dataset:
     return dataset.hold_out(config.data.hold_out, config.data.seed) if config.data.hold_out else dataset
 
 
+def read_by_every_rank(read: Callable[[], Dataset], ranks: Ranks) -> Dataset:
+    """Nodes may share no disk, so every rank reads for itself; all must find the same images."""
+    dataset = ranks.each(read)
+    of_first = ranks.first(dataset.fingerprint)
+
+    def require_the_same() -> None:
+        if dataset.fingerprint() != of_first:
+            raise UserError(f"{dataset.name}: other images than on rank 0; put the same data on every node")
+
+    ranks.each(require_the_same)
+    return dataset
+
+
 def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
     """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
     _require_fitting_crops(config, dataset)
     if config.specialties.rule == "groups":
-        group_of_class(config.specialties.groups, dataset)  # a misspelt class, before the base is trained
+        runtime.ranks.first(lambda: group_of_class(config.specialties.groups, dataset))  # misspelt? before training
     elif config.specialties.count > dataset.classes:
         raise UserError(
             f"--experts {config.specialties.count}: more than the {dataset.classes} classes of {config.data.name}; "
@@ -230,9 +247,9 @@ def first_specialties(task: Task, base: Classifier | None) -> Specialties:
         everything = torch.arange(len(task.train), device=task.runtime.device)
         crop = task.config.experts.augmentation.crop
         confusion = count_confusion(base, task.train, crop, (classes, classes), task.runtime, everything)
-        return spectral(confusion, config.count, rng)
+        return task.runtime.ranks.first(lambda: spectral(confusion, config.count, rng))
     if config.rule == "groups":
-        return given_groups(group_of_class(config.groups, task.dataset))
+        return task.runtime.ranks.first(lambda: given_groups(group_of_class(config.groups, task.dataset)))
     return random_balanced(classes, config.count, rng)
 
 

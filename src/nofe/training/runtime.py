@@ -1,6 +1,6 @@
 """Where and how a training runs: device, precision, threads, signals. What it computes is not decided here.
 
-Environment variables are read in this file alone.
+Environment variables are read in this file, and those that torchrun sets in ranks.py; nowhere else.
 """
 
 import os
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from nofe.errors import NofeError, UserError
+from nofe.training.ranks import Launch, Ranks, joined_ranks
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "bf16", "tf32", "fp32")
@@ -36,21 +37,27 @@ class Interrupted(NofeError):
 
 @dataclass
 class Runtime:
-    """The machine a stage runs on. `stop_signal` is set when the run is asked to stop after the current step."""
+    """The machine a stage runs on. `stop_signal` is set when the run is asked to stop, this rank or any other."""
 
     device: torch.device
     precision: str = "fp32"
     compile: bool = False  # torch.compile
     capture: bool = False  # each training step is one CUDA graph
     checkpoint_seconds: float = 0.0  # at least this long between two checkpoints; 0 is every epoch
-    rank: int = 0
-    ranks: int = 1
+    sync_batch_norm: bool = False  # over the images of all ranks, not of each its own share
+    ranks: Ranks = field(default_factory=Ranks)
     stop_signal: int | None = field(default=None)
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
+
+    def stops_before(self, step: int) -> bool:
+        """Whether a signal asked for an end. All ranks stop before the same step."""
+        if agreed := self.ranks.asked(self.stop_signal or 0, step):
+            self.stop_signal = agreed
+        return bool(agreed)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -64,6 +71,8 @@ def make_runtime(
     compile: bool | None = None,
     capture: bool | None = None,
     checkpoint_seconds: float = 0.0,
+    sync_batch_norm: bool = False,
+    ranks: Ranks | None = None,
 ) -> Runtime:
     """Choose the device, its arithmetic and how steps are launched; every choice can be named instead."""
     if device not in DEVICES and not device.startswith("cuda:"):
@@ -89,6 +98,9 @@ def make_runtime(
         raise UserError(
             f"--capture: only a CUDA device can capture steps, and this runs on {chosen.type}; leave it out"
         )
+    ranks = ranks or Ranks()
+    if capture and ranks.count > 1:
+        raise UserError("--capture: a step that several ranks take together cannot be captured; leave it out")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)  # where streams and captured graphs are made
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
@@ -96,9 +108,37 @@ def make_runtime(
         chosen,
         precision,
         compile=bool(compile),
-        capture=chosen.type == "cuda" if capture is None else capture,
+        # DDP wants eleven eager steps, and a stream of its own, before its collectives can be captured.
+        capture=chosen.type == "cuda" and ranks.count == 1 if capture is None else capture,
         checkpoint_seconds=checkpoint_seconds,
+        sync_batch_norm=sync_batch_norm,
+        ranks=ranks,
     )
+
+
+@contextmanager
+def launched_runtime(device: str = "auto", precision: str = "auto", **choices: Any) -> Iterator[Runtime]:
+    """`make_runtime` for a process that torchrun may have started with others: it joins them, and leaves at the end."""
+    launch = Launch.of_this_process()
+    own_device = _device_of_rank(device, launch) if launch.count > 1 else device
+    with joined_ranks(launch, on_gpu=own_device.startswith("cuda")) as ranks:
+        yield make_runtime(own_device, precision, ranks=ranks, **choices)
+
+
+def _device_of_rank(device: str, launch: Launch) -> str:
+    """A GPU for each rank of a node, or the processor for all."""
+    if device == "mps" or device.startswith("cuda:"):
+        raise UserError(f"--device {device}: one device for {launch.count} ranks; use --device cuda or cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cuda":
+        return device
+    if launch.local_count > (count := torch.cuda.device_count()):
+        raise UserError(
+            f"torchrun --nproc-per-node {launch.local_count}: there are {count} GPUs here, and each rank needs one; "
+            f"start at most {count}, or use --device cpu"
+        )
+    return f"cuda:{launch.local_rank}"
 
 
 def _best_device() -> str:
@@ -136,6 +176,7 @@ def environment(runtime: Runtime, seed: int) -> dict[str, Any]:
         "device": device_name(runtime.device),
         "precision": runtime.precision,
         "threads": torch.get_num_threads(),
+        "ranks": runtime.ranks.count,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in packages},
