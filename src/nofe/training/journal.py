@@ -45,7 +45,8 @@ class Journal:
             self.ranks.first(lambda: discard_checkpoints(self.run))
         self.run.forget_metrics(state.stage, after_step=state.step if checkpoint else -1)
         self.progress.begin(state, steps, batch)
-        self._epoch_began, self._seen_before = time.monotonic(), state.images
+        inside_epoch = state.step % (steps // state.recipe.epochs)
+        self._epoch_began, self._seen_before = time.monotonic(), state.images if inside_epoch else 0
         return checkpoint.notes["stage_notes"] if checkpoint else {}
 
     def epoch_done(self, state: TrainState, epoch: int, **figures: Any) -> None:
@@ -139,9 +140,10 @@ def _restore_generators(state: TrainState, checkpoint: Checkpoint, runtime: Runt
     if len(of_ranks) != ranks.count:  # the rest of this epoch drops other numbers than it would have
         torch.manual_seed(seed_for(state.seed, state.stage, "dropout", "after step", state.step) + ranks.rank)
         return
-    torch.set_rng_state(of_ranks[ranks.rank])
+    # Copies: torch reads the state as if it were aligned, and crashes where a row of a file is not.
+    torch.set_rng_state(of_ranks[ranks.rank].clone())
     if "generator.cuda" in checkpoint.tensors and runtime.device.type == "cuda":
-        torch.cuda.set_rng_state(checkpoint.tensors["generator.cuda"][ranks.rank], runtime.device)
+        torch.cuda.set_rng_state(checkpoint.tensors["generator.cuda"][ranks.rank].clone(), runtime.device)
 
 
 def _renamed(how: str, state: TrainState, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -245,6 +245,12 @@ def joined_ranks(launch: Launch, *, on_gpu: bool) -> Iterator[Ranks]:
         error.told = launch.rank > 0
         ranks.leave()
         raise
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise RunError(
+            f"rank {launch.rank}: another rank is gone; its output says why, and torchrun --max-restarts N goes on"
+        ) from error
     ranks.leave()
 
 

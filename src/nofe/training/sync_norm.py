@@ -47,7 +47,7 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, eps: float, ranks: Ranks
     ) -> tuple[Tensor, Tensor, Tensor]:
         over = _all_but_channels(features)
-        own = torch.stack(torch.var_mean(features.float(), over, correction=0))  # (2, D): variance, mean
+        own = torch.stack(torch.var_mean(_exact(features), over, correction=0))  # (2, D): variance, mean
         variances, means = ranks.gather(own).unbind(1)  # (ranks, D) each
         mean = means.mean(0)  # (D,)
         # Of the shares, and between them: E[x^2] - E[x]^2 would lose digits where the mean is large.
@@ -62,8 +62,8 @@ class _Normalise(torch.autograd.Function):
         features, weight, mean, scale = ctx.saved_tensors
         over = _all_but_channels(features)
         shape = [-1 if dimension == 1 else 1 for dimension in range(features.dim())]
-        gradient = gradients[0].float()
-        unit = (features.float() - mean.view(shape)) * scale.view(shape)  # the output before weight and bias
+        gradient = _exact(gradients[0])
+        unit = (_exact(features) - mean.view(shape)) * scale.view(shape)  # the output before weight and bias
         own = torch.stack([gradient.sum(over), (gradient * unit).sum(over)])  # (2, D)
         numbers = ctx.ranks.count * features.numel() // features.shape[1]
         along_mean, along_variance = (ctx.ranks.sum(own) / numbers).unbind()
@@ -71,6 +71,11 @@ class _Normalise(torch.autograd.Function):
         of_features = (kept * (weight * scale).view(shape)).to(features.dtype)
         # Weight and bias: of this rank's images, like those of every other parameter; DDP averages them.
         return of_features, own[1].to(weight.dtype), own[0].to(weight.dtype), None, None
+
+
+def _exact(features: Tensor) -> Tensor:
+    """Statistics of bfloat16 in float32, as torch's own layer does."""
+    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def _all_but_channels(features: Tensor) -> list[int]:
