@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,7 +29,7 @@ from nofe.pipeline import train
 from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.training.checkpoint import read_checkpoint
-from nofe.training.ranks import Launch, Ranks
+from nofe.training.ranks import Launch, Ranks, _unused_part
 from nofe.training.runtime import launched_runtime, make_runtime
 
 WEIGHTS = (runs.BASE, runs.GENERALIST, runs.NETWORK)
@@ -174,12 +176,12 @@ def test_a_killed_worker_is_started_again_and_the_run_goes_on(images: Path, alon
     assert_same_to_rounding(alone, folder)
 
 
-def test_a_signal_stops_all_ranks_with_a_checkpoint(images: Path, alone: Path, tmp_path: Path) -> None:
-    """Where they agree on it; one process can go on from there."""
+def test_a_signal_to_one_stops_all_ranks_with_a_checkpoint(images: Path, alone: Path, tmp_path: Path) -> None:
+    """Before the same step, and one process can go on from there. (torchrun hands its own signals on to all.)"""
     folder = tmp_path / "run"
     launched = torchrun(*command_line(images, "--out", str(folder)), cwd=tmp_path)
     when_saved(tmp_path, "generalist")
-    launched.send_signal(signal.SIGTERM)
+    os.kill(worker(launched, rank=1), signal.SIGTERM)
     output, _ = launched.communicate(timeout=120)
     assert output.count("stopped by signal 15 in stage generalist") == 1, output
     checkpoint = read_checkpoint(Run(folder), "generalist")
@@ -199,6 +201,28 @@ def test_a_run_that_was_refused_is_refused_again(images: Path, alone: Path) -> N
     assert before == {file: file.read_bytes() for file in alone.iterdir() if file.is_file()}
 
 
+def test_every_attempt_meets_in_a_part_of_the_store_of_its_own() -> None:
+    """torchrun's store outlives its processes; also where a rank of the attempt before called and was not answered."""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    clients = [dist.TCPStore("localhost", server.port, wait_for_workers=False) for _ in range(3)]
+    server.set("nofe/calls/call/2", "a number that nobody waits with any more")
+
+    def attempt(order: tuple[int, ...]) -> list[dist.Store]:
+        with ThreadPoolExecutor(3) as threads:
+            parts = {}
+            for rank in order:
+                parts[rank] = threads.submit(_unused_part, clients[rank], Launch(rank=rank, count=3))
+                time.sleep(0.05)
+            return [parts[rank].result(timeout=20) for rank in range(3)]
+
+    first, second = attempt((0, 1, 2)), attempt((2, 1, 0))
+    first[0].set("address", "of the first attempt")
+    assert all(part.check(["address"]) for part in first)
+    assert not any(part.check(["address"]) for part in second)
+    second[2].set("address", "of the second attempt")
+    assert [part.get("address") for part in second] == [b"of the second attempt"] * 3
+
+
 def when_saved(folder: Path, stage: str) -> None:
     """Wait for the first epoch of a stage, and its checkpoint, in the only run below the folder.
 
@@ -216,6 +240,14 @@ def worker(launched: subprocess.Popen[str], rank: int) -> int:
     children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
     [found] = [pid for pid in children if f"\0RANK={rank}\0" in Path(f"/proc/{pid}/environ").read_text()]
     return int(found)
+
+
+def test_one_file_knows_torch_distributed() -> None:
+    """And environment variables are touched in three; what they say is then passed on as values."""
+    sources = {path.name: path.read_text() for path in Path(nofe.__file__).parent.rglob("*.py")}
+    assert {name for name, text in sources.items() if "import torch.distributed" in text} == {"ranks.py"}
+    readers = {name for name, text in sources.items() if "os.environ" in text or "os.getenv" in text}
+    assert readers == {"ranks.py", "runtime.py", "__main__.py"}  # the last sets one, before torch is loaded
 
 
 def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from nofe.errors import NofeError, RunError, UserError
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # for a rank that hangs, or reads its images slowly; one that dies is noticed at once
+PATIENCE = timedelta(seconds=10)  # of a rank that ends with an error, for the others to end with it
 AGREEMENT_STEPS = 8  # between two agreements on whether to stop, on GPUs
 Error = tuple[type[NofeError], str]
 
@@ -174,10 +175,10 @@ class ProcessGroup(Ranks):
             warnings.simplefilter("ignore", FutureWarning)  # of a new name for it, which older versions do not know
             return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
-    def leave(self) -> None:
+    def leave(self, patience: timedelta = TIMEOUT) -> None:
         """Once all are here: the first one to go would otherwise break off what the others are reading."""
         self._finish_agreement()
-        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(1), async_op=True).wait(patience)
         dist.destroy_process_group()
 
 
@@ -243,7 +244,8 @@ def joined_ranks(launch: Launch, *, on_gpu: bool) -> Iterator[Ranks]:
         yield ranks
     except NofeError as error:  # raised by all ranks alike: said once, and left in good order
         error.told = launch.rank > 0
-        ranks.leave()
+        with suppress(RuntimeError):  # or it was not, and the others are elsewhere: this one ends in any case
+            ranks.leave(PATIENCE)
         raise
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):

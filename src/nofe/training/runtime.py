@@ -122,7 +122,7 @@ def launched_runtime(device: str = "auto", precision: str = "auto", **choices: A
     launch = Launch.of_this_process()
     own_device = _device_of_rank(device, launch) if launch.count > 1 else device
     with joined_ranks(launch, on_gpu=own_device.startswith("cuda")) as ranks:
-        yield make_runtime(own_device, precision, ranks=ranks, **choices)
+        yield ranks.each(lambda: make_runtime(own_device, precision, ranks=ranks, **choices))
 
 
 def _device_of_rank(device: str, launch: Launch) -> str:

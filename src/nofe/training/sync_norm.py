@@ -18,9 +18,10 @@ def synchronise_batch_norm(model: nn.Module, ranks: Ranks) -> None:
     """In place, until the end of the process; names, weights and buffers stay as they are."""
     if ranks.count == 1:
         return
+    forward = torch.compiler.disable(_forward)  # a compiler cannot look into what ranks tell each other
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine and module.track_running_stats:
-            module.forward = partial(_forward, module, ranks)  # type: ignore[method-assign]
+            module.forward = partial(forward, module, ranks)  # type: ignore[method-assign]
 
 
 def _forward(norm: nn.modules.batchnorm._BatchNorm, ranks: Ranks, features: Tensor) -> Tensor:  # (B, D, h, w)
