@@ -11,17 +11,18 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import nofe
 from conftest import small_dataset
 from nofe import evaluation, pipeline
+from nofe.api import configure
 from nofe.architectures import Classifier
 from nofe.architectures.resnet import resnet_branch, resnet_head, resnet_trunk
 from nofe.architectures.small import SMALL
-from nofe.config import RunConfig, with_settings
+from nofe.config import RunConfig
 from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
 from nofe.errors import RunError, UserError
 from nofe.evaluation import count_confusion, predict
 from nofe.experts.network import NetworkOfExperts
-from nofe.recipes import default_run
 from nofe.specialties import Specialties
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
@@ -29,11 +30,16 @@ from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, launched_runtime
 
 RECIPE = Recipe(epochs=1, batch=16, rate=0.01, weight_decay=1e-3, augmentation=Augmentation(padding=2, mirror=True))
-SETTINGS = (
-    *("specialties.count=2", "generalist.confusion_images=101"),
-    *("generalist.epochs=3", "generalist.batch=16", "generalist.rate=0.00002"),
-    *("experts.epochs=3", "experts.batch=16", "experts.rate=0.00002"),
-)
+SETTINGS = {
+    "specialties.count": 2,
+    "generalist.confusion_images": 101,
+    "generalist.epochs": 3,
+    "generalist.batch": 16,
+    "generalist.rate": 0.00002,
+    "experts.epochs": 3,
+    "experts.batch": 16,
+    "experts.rate": 0.00002,
+}
 
 
 def alike_everywhere() -> None:
@@ -55,9 +61,9 @@ def bars_folder(root: Path) -> Path:
     return root
 
 
-def bars_run(images: Path, *more: str) -> RunConfig:
+def bars_run(images: Path) -> RunConfig:
     """AlexNet-Quick, which has neither batch norm nor dropout."""
-    return with_settings(default_run("alexnet-quick-c100", f"folder:{images}"), [*SETTINGS, *more])
+    return configure(f"folder:{images}", "alexnet-quick-c100", settings=SETTINGS)
 
 
 # Networks with batch norm: torch's, Caffe's, and both kinds stacked for several experts.
@@ -149,7 +155,6 @@ def together(out: Path, images: Path) -> None:
     """All of it on the ranks of this launch; each writes down what it found."""
     with launched_runtime("cpu") as runtime:
         rank = runtime.ranks.rank
-        pipeline.train(bars_run(images), out / f"run-of-{rank}", runtime=runtime)
         found = {
             "evaluated": evaluated(runtime),
             "errors": errors(runtime),
@@ -159,6 +164,10 @@ def together(out: Path, images: Path) -> None:
         found["generators"] = runtime.ranks.gather(torch.get_rng_state())
     with launched_runtime("cpu", sync_batch_norm=True) as runtime:  # joined again, in the same process
         found["synchronised"] = {name: trained(make, runtime) for name, make in NETWORKS.items()}
+    folder = out / f"run-of-{rank}"  # rank 0's is the one that counts
+    found["summary"] = nofe.train(
+        folder, f"folder:{images}", "alexnet-quick-c100", settings=SETTINGS, device="cpu", quiet=True
+    )["networks"]
     torch.save(found, out / f"found-by-{rank}.pt")
 
 

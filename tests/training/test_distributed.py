@@ -53,7 +53,7 @@ def torchrun(*arguments: str | Path, cwd: Path, ranks: int = 2, restarts: int = 
 
 
 def command_line(images: Path, *more: str) -> list[str]:
-    settings = [word for setting in program.SETTINGS for word in ("--set", setting)]
+    settings = [word for name, value in program.SETTINGS.items() for word in ("--set", f"{name}={value}")]
     return ["train", "--dataset", f"folder:{images}", "--architecture", "alexnet-quick-c100", *settings, *more]
 
 
@@ -128,6 +128,7 @@ def test_rank_0_alone_writes(found: list[dict[str, Any]]) -> None:
     assert Run(found[0]["run"]).damaged() == []
     assert Run(found[0]["run"]).read_json(runs.ENVIRONMENT)["ranks"] == 2
     assert not found[1]["run"].exists()
+    assert found[0]["summary"] == found[1]["summary"]  # which nofe.train returns to all
 
 
 def test_each_image_is_counted_once(found: list[dict[str, Any]]) -> None:

@@ -156,17 +156,17 @@ class ProcessGroup(Ranks):
         # and it goes by way of the processors, so that no GPU is waited for either.
         if step % self._agreement_steps:
             return 0
-        agreed = self._finish_agreement()
+        agreed = self._finish_agreement(TIMEOUT)
         number = torch.tensor(signal_number)
         self._agreement = number, dist.all_reduce(number, dist.ReduceOp.MAX, async_op=True)
         return agreed
 
-    def _finish_agreement(self) -> int:
+    def _finish_agreement(self, patience: timedelta) -> int:
         if self._agreement is None:
             return 0
         number, work = self._agreement
         self._agreement = None
-        work.wait()
+        work.wait(patience)
         return int(number)
 
     def replica(self, model: nn.Module) -> nn.Module:
@@ -177,7 +177,7 @@ class ProcessGroup(Ranks):
 
     def leave(self, patience: timedelta = TIMEOUT) -> None:
         """Once all are here: the first one to go would otherwise break off what the others are reading."""
-        self._finish_agreement()
+        self._finish_agreement(patience)
         dist.all_reduce(torch.zeros(1), async_op=True).wait(patience)
         dist.destroy_process_group()
 
@@ -242,10 +242,10 @@ def joined_ranks(launch: Launch, *, on_gpu: bool) -> Iterator[Ranks]:
     ranks = ProcessGroup(launch, memory, on_gpu=on_gpu)
     try:
         yield ranks
-    except NofeError as error:  # raised by all ranks alike: said once, and left in good order
-        error.told = launch.rank > 0
-        with suppress(RuntimeError):  # or it was not, and the others are elsewhere: this one ends in any case
+    except NofeError as error:
+        with suppress(RuntimeError):  # all ranks raise it, leave in good order, and rank 0 says it; or this one does
             ranks.leave(PATIENCE)
+            error.told = launch.rank > 0
         raise
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
