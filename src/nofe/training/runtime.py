@@ -90,7 +90,8 @@ def make_runtime(
             f"--capture: only a CUDA device can capture steps, and this runs on {chosen.type}; leave it out"
         )
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)  # where streams and captured graphs are made
+        chosen = torch.device("cuda", chosen.index or 0)
+        torch.cuda.set_device(chosen)  # where streams and captured graphs are made; it wants a number
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
     return Runtime(
         chosen,
