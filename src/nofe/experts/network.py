@@ -32,7 +32,8 @@ class NetworkOfExperts(nn.Module):
     def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
         features = self.trunk(images)  # (N, D, h, w)
         slots: Tensor = self.experts(features)  # (N, C) in expert order
-        return slots[:, self.slot_of_class]  # (N, C) in class order
+        # Not slots[:, ...]: its gradient sorts the indices, in ten kernels on a GPU.
+        return slots.index_select(1, self.slot_of_class)  # (N, C) in class order
 
     def fuse(self) -> bool:
         """Run the experts as one from now on: the same function, faster. False, with a word, where that cannot be."""

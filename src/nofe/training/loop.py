@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nofe.architectures.caffe import counting_steps_together
 from nofe.data.batches import Batches, DeviceImages
 from nofe.errors import RunError
 from nofe.streams import seed_for
-from nofe.training.launch import compile_blocks, launcher
+from nofe.training.half import forward_of
+from nofe.training.launch import compile_blocks, compiled, launcher
 from nofe.training.optimizer import caffe_sgd, set_rate
 from nofe.training.progress import Progress
 from nofe.training.recipe import Recipe, rate_in_epoch
@@ -96,24 +98,40 @@ def train_epoch(
     batches.begin(epoch, position)
     state.model.train()
     if state.launch is None:
-        state.launch = launcher(lambda: training_step(state, batches, objective, runtime), runtime)
-    while state.step < stop and runtime.stop_signal is None:
-        state.launch()
-        state.step += 1
-        state.images += batches.global_batch
-        progress.advance(state, batches.global_batch)
+        state.launch = launcher(training_step(state, batches, objective, runtime), runtime)
+    with counting_steps_together(state.model) as taken:
+        while state.step < stop and runtime.stop_signal is None:
+            state.launch()
+            state.step += 1
+            taken[0] += 1
+            state.images += batches.global_batch
+            progress.advance(state, batches.global_batch)
     _require_finite(state, epoch)
 
 
-def training_step(state: TrainState, batches: Batches, objective: Objective, runtime: Runtime) -> None:
-    images, labels = batches.next()  # (B, 3, h, w), (B,)
-    with runtime.autocast():
-        logits = state.model(images)
-    loss, recognised = objective(logits, labels)
-    state.optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    state.optimizer.step()
-    state.totals += torch.stack([loss.detach() * len(labels), recognised.to(loss.dtype)])
+def training_step(state: TrainState, batches: Batches, objective: Objective, runtime: Runtime) -> Callable[[], None]:
+    """One step as a function: batch, forward, loss, backward, weights. It reads and writes tensors alone."""
+    forward = forward_of(state.model, runtime)
+
+    def next_batch() -> tuple[Tensor, Tensor]:  # (B, 3, h, w), (B,)
+        images, labels = batches.next()
+        return images.to(runtime.input_dtype, memory_format=torch.channels_last), labels
+
+    def score(logits: Tensor, labels: Tensor) -> Tensor:
+        loss, recognised = objective(logits, labels)
+        state.totals.add_(torch.stack([loss.detach() * len(labels), recognised.to(loss.dtype)]))
+        return loss
+
+    next_batch, score = compiled(next_batch, runtime), compiled(score, runtime)
+
+    def step() -> None:
+        images, labels = next_batch()
+        loss = score(forward(images), labels)
+        state.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        state.optimizer.step()
+
+    return step
 
 
 def _require_finite(state: TrainState, epoch: int) -> None:

@@ -52,6 +52,11 @@ class Runtime:
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """What the first layer computes in."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
