@@ -185,13 +185,14 @@ def nearest(
         offsets = torch.zeros(len(points), device=points.device)
     else:
         points = features - features.mean(0)  # changes no distance, and the products below lose fewer digits
-        offsets = points.square().sum(1) / 2  # (N,)
+        offsets = torch.linalg.vector_norm(points, dim=1).square() / 2  # (N,)
     found = []
-    for some in torch.split(queries, block):
-        # |a - b|^2 = |a|^2 - 2 (a.b - |b|^2 / 2), and |a| is the same for all that a query is compared with.
-        closeness = points[some] @ points.T - offsets  # (B, N)
-        closeness[torch.arange(len(some), device=some.device), some] = -torch.inf  # a query is not its own neighbour
-        found.append(closeness.topk(count, dim=1).indices)
+    with exact_products():
+        for some in torch.split(queries, block):
+            # |a - b|^2 = |a|^2 - 2 (a.b - |b|^2 / 2), and |a| is the same for all that a query is compared with.
+            closeness = points[some] @ points.T - offsets  # (B, N)
+            closeness.scatter_(1, some[:, None], -torch.inf)  # a query is not its own neighbour
+            found.append(closeness.topk(count, dim=1).indices)
     return torch.cat(found) if found else queries.new_empty(0, count)
 
 
@@ -244,6 +245,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """In float32 even where training lets products round their inputs: near neighbours differ in the last digits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class Tap:
