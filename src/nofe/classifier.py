@@ -38,7 +38,7 @@ def train_by(
     model: nn.Module,
     recipe: Recipe,
     train: DeviceImages,
-    test_accuracy: Callable[[], float],
+    test_accuracy: Callable[[], float | None],
     seed: int,
     runtime: Runtime,
     journal: Journal,

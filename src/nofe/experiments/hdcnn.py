@@ -170,7 +170,7 @@ def find_categories(task: Task) -> CoarseCategories:
     config, runtime, classes = task.config, task.runtime, task.dataset.classes
     if task.run.has(CATEGORIES):
         return CoarseCategories.from_json(task.run.read_json(CATEGORIES))
-    task.run.discard(*_made_from_components(config))
+    task.run.discard(*_files_of_components(config))
     split = task.dataset.hold_out(config.held_out, seed_for(task.seed, "hd-cnn", "held-out"))
     mean = task.train.mean.cpu().numpy()  # that of all training images: one scale for every stage
     kept, held_out = (DeviceImages(part, mean, runtime.device) for part in (split.train, split.test))
@@ -191,7 +191,7 @@ def train_building_block(task: Task) -> Classifier:
     """NIN over all classes, on all training images: it becomes the coarse component, and the start of the fine ones."""
     network = task.new_classifier("building-block")
     if not _restored(network, BUILDING_BLOCK, task):
-        task.run.discard(*_made_from_components(task.config))
+        task.run.discard(*_files_of_components(task.config))
         recipe, classes = task.config.building_block, task.dataset.classes
         train_classifier(
             "building-block", network, recipe, task.train, task.test, classes, task.seed, task.runtime, task.journal
@@ -232,13 +232,19 @@ def train_fine_component(
     place_of_class[wanted] = torch.arange(len(classes), device=device)
     train, test = (images.of_classes(wanted) for images in (task.train, task.test))
     model, recipe = nn.Sequential(shared, component), task.config.fine
+
+    def test_accuracy() -> float | None:
+        """None where no test image is of these classes."""
+        crop = recipe.augmentation.crop
+        return accuracy(model, test, crop, task.runtime, place_of_class) if len(test) else None
+
     train_by(
         Objective(place_of_class),
         stage,
         model,
         recipe,
         train,
-        lambda: accuracy(model, test, recipe.augmentation.crop, task.runtime, place_of_class),
+        test_accuracy,
         task.seed,
         task.runtime,
         task.journal,
@@ -299,7 +305,7 @@ def _fine_file(category: int) -> str:
     return f"fine-{category}.safetensors"
 
 
-def _made_from_components(config: HDCNNConfig) -> list[str]:
+def _files_of_components(config: HDCNNConfig) -> list[str]:
     """Files that are out of date once the coarse categories or the building block network are made again."""
     return [*(_fine_file(k) for k in range(config.coarse_categories)), NETWORK, runs.SUMMARY]
 
