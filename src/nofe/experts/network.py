@@ -1,5 +1,6 @@
 """The network of experts: one trunk, K branches, one softmax over all classes (Sec. 3.2)."""
 
+import copy
 import logging
 from collections.abc import Callable
 
@@ -51,11 +52,16 @@ class NetworkOfExperts(nn.Module):
 
     def unfuse(self) -> None:
         """Run the experts one after another again, with the weights as they are now."""
-        if isinstance(self.experts, FusedExperts):
-            [branches] = self._reference
-            branches.to_empty(device=self.slot_of_class.device)
-            unfuse(self.experts, branches)
-            self.experts = branches
+        self.experts = self.branches()
+
+    def branches(self) -> Branches:
+        """The experts one by one; where they run as one, copies with the weights as they are now."""
+        if isinstance(self.experts, Branches):
+            return self.experts
+        [structure] = self._reference
+        branches = copy.deepcopy(structure).to_empty(device=self.slot_of_class.device)
+        unfuse(self.experts, branches)
+        return branches
 
     def to_disk(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename what goes with this module's parameters, such as momentum, to the names that weights have on disk."""
