@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nofe.architectures import Architecture, Classifier
+from nofe.architectures import Architecture
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
 from nofe.specialties import Specialties
@@ -89,8 +89,8 @@ def plant_experts(architecture: Architecture, specialties: Specialties) -> Netwo
     return NetworkOfExperts(trunk, branches, specialties)
 
 
-def grow_experts(architecture: Architecture, specialties: Specialties, generalist: Classifier) -> NetworkOfExperts:
+def grow_experts(architecture: Architecture, specialties: Specialties, generalist: nn.Module) -> NetworkOfExperts:
     """The paper's way: the trunk is the generalist's, its last layers are dropped, the branches are new."""
     network = plant_experts(architecture, specialties)
-    network.trunk.load_state_dict(generalist.trunk.state_dict())
+    network.trunk.load_state_dict(generalist.get_submodule("trunk").state_dict())
     return network
