@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from nofe.architectures import Architecture, architecture_named, parameter_count
+from nofe.architectures.caffe import counting_steps_together
 from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.data.dataset import ImageSet
 from nofe.errors import UserError
@@ -155,10 +156,12 @@ def _training(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) 
     state = start_training("bench", model, recipe, 0, runtime)
     state.model.train()
     objective = Objective(torch.arange(case.classes, device=runtime.device))
+    one_step = training_step(state, batches, objective, runtime)
 
     def step() -> None:
         batches.rewind()
-        training_step(state, batches, objective, runtime)
+        with counting_steps_together(model):
+            one_step()
 
     return launcher(step, runtime)
 

@@ -1,5 +1,7 @@
 """Minimise Eq. 1: one network over all C classes. The base and the network of experts are trained alike."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -23,14 +25,32 @@ def train_classifier(
     journal: Journal,
 ) -> None:
     """Train `model` in place. The test accuracy of each epoch is noted; nothing is chosen by it."""
+    objective = Objective(torch.arange(classes, device=runtime.device))
+    crop = recipe.augmentation.crop
+    train_by(
+        objective, stage, model, recipe, train, lambda: accuracy(model, test, crop, runtime), seed, runtime, journal
+    )
+
+
+def train_by(
+    objective: Objective,
+    stage: str,
+    model: nn.Module,
+    recipe: Recipe,
+    train: DeviceImages,
+    test_accuracy: Callable[[], float | None],
+    seed: int,
+    runtime: Runtime,
+    journal: Journal,
+) -> None:
+    """Train `model` in place by any objective that stays the same; `test_accuracy` is asked after every epoch."""
     state = start_training(stage, model, recipe, seed, runtime)
     batches = batches_of(state, train, runtime)
-    objective = Objective(torch.arange(classes, device=runtime.device))
     journal.begin(state, recipe.epochs * batches.steps_per_epoch, batches.global_batch)
     for epoch in range(state.step // batches.steps_per_epoch, recipe.epochs):
         train_epoch(state, batches, objective, runtime, journal.progress)
         if state.step < (epoch + 1) * batches.steps_per_epoch:
             journal.stop(state)
-        journal.epoch_done(state, epoch + 1, test_accuracy=accuracy(model, test, recipe.augmentation.crop, runtime))
+        journal.epoch_done(state, epoch + 1, test_accuracy=test_accuracy())
         journal.save(state)
     journal.progress.end()

@@ -38,6 +38,10 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="e.g. generalist.epochs=5; repeatable."),
     ] = None,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Take stages that this run has trained alike from there; repeatable."),
+    ] = None,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
@@ -78,10 +82,12 @@ def train(
         progress = progress_for_this_output() if ranks.rank == 0 else Silent()
         if resume and not (folder / runs.CONFIG).exists():
             progress.say(f"{folder}: no run to go on with is here; starting one")
-        summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress)
-        progress.say(ranks.first(lambda: specialties_in_words(folder)))
+        summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress, donors=reuse or [])
+        if config.until != "base":
+            progress.say(ranks.first(lambda: specialties_in_words(folder)))
         progress.say(comparison(summary))
-        progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
+        if config.until == "experts":
+            progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
 
 
 def _configured(
@@ -213,6 +219,49 @@ def bench(
     print(timings_in_words(table))
     if out is not None:
         write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+
+
+@app.command()
+def reproduce(
+    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="See --list; or all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Every table and figure: rows, cost, state.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; go on with the same command.")] = None,
+    side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = 8,
+    data_root: Annotated[Path, typer.Option(help="Where CIFAR-100 lies, or is downloaded to.")] = Path("data"),
+    work: Annotated[Path, typer.Option(help="Folders of the runs.")] = Path("runs/reproduce"),
+    folder: Annotated[Path, typer.Option(help="One JSON file for each finished run, by device.")] = Path("results"),
+    only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
+    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+) -> None:
+    """Train what is missing of the paper's tables on CIFAR-100, and print them beside the paper's."""
+    from nofe.errors import RunError, UserError
+    from nofe.experiments import page
+    from nofe.experiments.reproduce import Workshop, missing
+    from nofe.experiments.reproduce import reproduce as run_all
+    from nofe.experiments.results import results_in
+    from nofe.experiments.tables import experiments_of, tables_named
+
+    chosen = tables_named(tables or ["all"])
+    if list_:
+        print(page.overview(chosen, seeds, results_in(folder)))
+        return
+    if not tables:
+        raise UserError("reproduce: no table is named; see nofe reproduce --list, or name all")
+    experiments = [each for each in experiments_of(chosen) if only is None or only in each.name]
+    if not experiments:
+        raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")
+    jobs = missing(experiments, seeds, results_in(folder))
+    print(f"{len(jobs)} runs are missing")
+    workshop = Workshop(work, folder, data_root, device, precision, compile_)
+    unfinished = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else []
+    found = results_in(folder)
+    for table in chosen:
+        print(f"\n{page.table_in_words(table, found)}")
+    if unfinished:
+        raise RunError(f"{len(unfinished)} runs are not finished (first: {unfinished[0]}); run the command again")
 
 
 @app.command()

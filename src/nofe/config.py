@@ -1,7 +1,6 @@
 """The configuration of a run: frozen dataclasses, to and from JSON, with every field in reach of `--set`."""
 
 import dataclasses
-import difflib
 import json
 import math
 import typing
@@ -15,6 +14,7 @@ from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
 from nofe.specialties import rule_named
+from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
 
 
@@ -68,6 +68,7 @@ class RunConfig:
 
     architecture: str
     seed: int = 0
+    until: Literal["base", "specialties", "experts"] = "experts"  # the last stage that is trained
     data: DataConfig = DataConfig()
     specialties: SpecialtiesConfig = SpecialtiesConfig()
     base: BaseConfig
@@ -80,11 +81,18 @@ class RunConfig:
         needs_base = self.specialties.rule == "spectral" or self.generalist.start == "base"
         if needs_base and self.base.by == "none":
             raise UserError("base.by=none: spectral specialties and generalist.start=base need a base; leave it on")
+        if self.until == "base" and self.base.by == "none":
+            raise UserError("until=base, base.by=none: nothing is left to train; leave one of them out")
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:
     as_dict: dict[str, Any] = _CONVERTER.unstructure(config)
     return as_dict
+
+
+def unstructured(value: Any) -> Any:
+    """A part of the configuration as plain values."""
+    return _CONVERTER.unstructure(value)
 
 
 def from_json(value: Any) -> RunConfig:
@@ -117,8 +125,7 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
     name, *rest = path
     kinds = typing.get_type_hints(type(value))
     if name not in kinds:
-        close = difflib.get_close_matches(name, kinds, n=1)
-        advice = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(kinds)}"
+        advice = did_you_mean(name, kinds)
         raise UserError(f"--set {setting}: {type(value).__name__} has no field '{name}'; {advice}")
     inner = getattr(value, name)
     if rest:

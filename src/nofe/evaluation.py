@@ -84,6 +84,17 @@ def count_confusion(
     return runtime.ranks.sum(counts).view(classes, outputs).cpu().numpy()
 
 
+def mean_probabilities(
+    model: nn.Module, images: DeviceImages, crop: int, classes: int, runtime: Runtime
+) -> NDArray[np.float64]:
+    """The mean prediction for the images of each class, a row a class; zeros for a class without images. (C, C)."""
+    sums = torch.zeros(classes, classes, device=runtime.device)
+    for logits, labels in logits_of(model, images, crop, runtime):
+        sums.index_add_(0, labels, logits.softmax(1))
+    counts = torch.bincount(images.labels, minlength=classes).clamp(min=1)
+    return (runtime.ranks.sum(sums) / counts[:, None]).cpu().double().numpy()
+
+
 def predict(model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime) -> Predictions:
     every = torch.arange(len(images), device=runtime.device)
     classes = torch.zeros(len(images), 5, dtype=torch.int64, device=runtime.device)

@@ -11,7 +11,7 @@ Every arrow is one value here and one file in the run folder; a stage whose file
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,8 @@ from nofe.errors import RunError, UserError
 from nofe.evaluation import by_specialty, count_confusion, predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
 from nofe.generalist import train_generalist
-from nofe.recipes import base_by
 from nofe.report.page import report_if_possible
+from nofe.reuse import FILES_OF_STAGE, adopt, base_recipes
 from nofe.runs import Run
 from nofe.specialties import (
     Specialties,
@@ -65,8 +65,12 @@ def train(
     runtime: Runtime | None = None,
     progress: Progress | None = None,
     dataset: Dataset | None = None,
+    donors: Iterable[Path] = (),
 ) -> dict[str, Any]:
-    """Train base, generalist and experts in the folder `out`; returns the summary of the run."""
+    """Train base, generalist and experts in the folder `out`; returns the summary of the run.
+
+    A stage that one of the `donors`, folders of other runs, has trained alike is taken from there.
+    """
     runtime = runtime or make_runtime()
     ranks = runtime.ranks
     progress = progress if progress and ranks.rank == 0 else Silent()
@@ -77,11 +81,16 @@ def train(
         with stopping_on_signals(runtime), closing(progress):
             images = read_by_every_rank(lambda: held_out(config, dataset or read_dataset(config)), ranks)
             task = prepare(config, images, run, runtime, progress)
-            bases = train_bases(task)
-            generalist, specialties = learn_specialties(task, bases)
-            network = train_experts(task, generalist, specialties)
-            summary = summarise(task, bases, generalist, network)
-        ranks.first(lambda: report_if_possible(run))
+            for stage in ranks.first(lambda: adopt(run, config, donors)):
+                progress.say(f"{stage}: taken from another run")
+            networks: dict[str, nn.Module] = dict(train_bases(task))
+            if config.until != "base":
+                networks["generalist"], specialties = learn_specialties(task, networks)
+            if config.until == "experts":
+                networks["experts"] = train_experts(task, networks["generalist"], specialties)
+            summary = summarise(task, networks)
+        if config.until == "experts":
+            ranks.first(lambda: report_if_possible(run))
         return summary
 
 
@@ -159,6 +168,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         "fingerprint": dataset.fingerprint(),
         "classes": list(dataset.class_names),
     }
+    runtime.decide_on_compiling(training_steps(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):
         _require_same_data(dataset, run)
     else:
@@ -183,19 +193,21 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
     )
 
 
+def training_steps(config: RunConfig, images: int) -> int:
+    """Of all stages together."""
+    recipes: list[Recipe] = list(base_recipes(config).values())
+    recipes += [config.generalist] if config.until != "base" else []
+    recipes += [config.experts] if config.until == "experts" else []
+    return sum(recipe.epochs * (images // recipe.batch) for recipe in recipes)
+
+
 def train_bases(task: Task) -> dict[str, Classifier]:
     """The plain network: by the experts' recipe, for an honest comparison, and by the paper's own if asked for."""
-    config = task.config
-    recipes: dict[str, Recipe] = {}
-    if config.base.by in ("experts", "both"):
-        recipes[runs.BASE] = base_by(config.experts)
-    if config.base.by == "paper" or (config.base.by == "both" and config.base.paper != base_by(config.experts)):
-        recipes[runs.PAPER_BASE] = config.base.paper
-    return {file: train_base(task, file, recipe) for file, recipe in recipes.items()}
+    return {stage: train_base(task, stage, recipe) for stage, recipe in base_recipes(task.config).items()}
 
 
-def train_base(task: Task, file: str, recipe: Recipe) -> Classifier:
-    stage = file.removesuffix(".safetensors")
+def train_base(task: Task, stage: str, recipe: Recipe) -> Classifier:
+    [file] = FILES_OF_STAGE[stage]
     task.seeded("base")
     base = task.architecture.classifier(task.classes)
     if not restored(base, file, task):
@@ -204,7 +216,7 @@ def train_base(task: Task, file: str, recipe: Recipe) -> Classifier:
     return base
 
 
-def learn_specialties(task: Task, bases: dict[str, Classifier]) -> tuple[Classifier, Specialties]:
+def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Classifier, Specialties]:
     """Stage 1."""
     config = task.config
     base = next(iter(bases.values()), None)
@@ -212,7 +224,7 @@ def learn_specialties(task: Task, bases: dict[str, Classifier]) -> tuple[Classif
     task.seeded("generalist")
     generalist = task.architecture.classifier(specialties.count)
     if config.generalist.start == "base" and base is not None:
-        generalist.trunk.load_state_dict(base.trunk.state_dict())
+        generalist.trunk.load_state_dict(base.get_submodule("trunk").state_dict())
     if task.run.has(runs.SPECIALTIES) and restored(generalist, runs.GENERALIST, task):
         return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
     task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out
@@ -238,7 +250,7 @@ def _update(config: SpecialtiesConfig) -> Update | None:
     return update_named(config.rule, strength=config.strength, sweeps=config.sweeps or None)
 
 
-def first_specialties(task: Task, base: Classifier | None) -> Specialties:
+def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
     """A random balanced partition for the rules that learn; the final one for those that do not."""
     config, classes = task.config.specialties, task.classes
     rng = stream(task.config.seed, "specialties", "start")
@@ -279,7 +291,7 @@ def group_of_class(groups: str, dataset: Dataset) -> NDArray[np.int64]:
     return np.array([group_of_name[name] for name in dataset.class_names])
 
 
-def train_experts(task: Task, generalist: Classifier, specialties: Specialties) -> NetworkOfExperts:
+def train_experts(task: Task, generalist: nn.Module, specialties: Specialties) -> NetworkOfExperts:
     """Stage 2."""
     task.seeded("experts")
     if task.config.experts.start == "generalist":
@@ -308,37 +320,37 @@ def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe)
     )
 
 
-def summarise(
-    task: Task, bases: dict[str, Classifier], generalist: Classifier, network: NetworkOfExperts
-) -> dict[str, Any]:
+def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
     """Last-epoch figures of every network, and what the experts say of every test image."""
-    predictions = predict(network, task.test, task.config.experts.augmentation.crop, task.runtime)
-    stored = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
-    task.run.write(runs.PREDICTIONS, _npz(**stored))
-    models: dict[str, nn.Module] = {file.removesuffix(".safetensors"): base for file, base in bases.items()}
-    models |= {"generalist": generalist, "experts": network}
-    lines = task.run.metrics()
-    networks = {}
-    for stage, model in models.items():
-        epochs = [line for line in lines if line["stage"] == stage and "epoch" in line]
-        if not epochs:
-            raise RunError(f"{task.run.file(runs.METRICS)}: has no epoch of {stage}; put it back, or start a new run")
-        networks[stage] = {
-            "accuracy": epochs[-1]["test_accuracy"],
-            "parameters": parameter_count(model),
-            "epochs": epochs[-1]["epoch"],
-            "seconds": round(sum(line["seconds"] for line in epochs), 1),
-        }
-    networks["experts"] |= {"accuracy": predictions.top(1), "top_5": predictions.top(5)}
-    specialties = network.specialties
-    summary = {
-        "networks": networks,
-        "specialties": [dataclasses.asdict(figures) for figures in by_specialty(predictions, specialties)],
-        "groups": kept_together(task.dataset, specialties),
-        "config": configuration.to_json(task.config),
-    }
+    config = task.config
+    figures = {stage: last_epoch(task, stage, network) for stage, network in networks.items()}
+    for stage, recipe in (base_recipes(config) | {"experts": config.experts}).items():
+        if stage in networks:
+            predictions = predict(networks[stage], task.test, recipe.augmentation.crop, task.runtime)
+            figures[stage] |= {"accuracy": predictions.top(1), "top_5": predictions.top(5)}
+    summary: dict[str, Any] = {"networks": figures, "config": configuration.to_json(config)}
+    if "generalist" in networks:
+        specialties = Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
+        summary["groups"] = kept_together(task.dataset, specialties)
+    if "experts" in networks:
+        stored = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
+        task.run.write(runs.PREDICTIONS, _npz(**stored))
+        each = by_specialty(predictions, specialties)
+        summary["specialties"] = [dataclasses.asdict(specialty) for specialty in each]
     task.run.write_json(runs.SUMMARY, summary)
     return summary
+
+
+def last_epoch(task: Task, stage: str, network: nn.Module) -> dict[str, Any]:
+    epochs = [line for line in task.run.metrics() if line["stage"] == stage and "epoch" in line]
+    if not epochs:
+        raise RunError(f"{task.run.file(runs.METRICS)}: has no epoch of {stage}; put it back, or start a new run")
+    return {
+        "accuracy": epochs[-1]["test_accuracy"],
+        "parameters": parameter_count(network),
+        "epochs": epochs[-1]["epoch"],
+        "seconds": round(sum(line["seconds"] for line in epochs), 1),
+    }
 
 
 def kept_together(dataset: Dataset, specialties: Specialties) -> dict[str, dict[str, float]]:

@@ -6,6 +6,7 @@ Where paper and release differ, the choice and its reason are in docs/paper-map.
 from dataclasses import dataclass
 
 from nofe.architectures import ARCHITECTURES, architecture_named
+from nofe.architectures.matched import MATCHED
 from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig
 from nofe.data.batches import Augmentation
 from nofe.experts.stage import ExpertsConfig
@@ -166,6 +167,11 @@ RECIPES: dict[str, Recipes] = {
     "nin-c100": NIN,
     "resnet56-c100": RESNET56,
     "alexnet-caffe": ALEXNET_CAFFE,
+}
+# A plain network of the experts' size is trained as the experts are.
+RECIPES |= {
+    architecture.name: next(RECIPES[name] for name in RECIPES if architecture.name.startswith(f"{name}-"))
+    for architecture in MATCHED
 }
 assert RECIPES.keys() == ARCHITECTURES.keys()
 

@@ -152,7 +152,7 @@ LAYERS = {
         flatten -> 100
     """,
     ("resnet56-c100", "trunk"): "\n".join(
-        ["conv1: conv 3 pad 1 -> 64x28x28", "bn1: BN -> 64x28x28", "relu1: ReLU -> 64x28x28"]
+        ["stem.conv1: conv 3 pad 1 -> 64x28x28", "stem.bn1: BN -> 64x28x28", "stem.relu1: ReLU -> 64x28x28"]
         + [f"stage1.block{number}: residual -> 64x28x28" for number in range(1, 10)]
         + ["stage2.block1: residual stride 2 -> 128x14x14"]
         + [f"stage2.block{number}: residual -> 128x14x14" for number in range(2, 10)]

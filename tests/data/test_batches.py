@@ -221,3 +221,13 @@ def test_a_crop_larger_than_the_images(crop: int, padding: int) -> None:
 
 def test_the_set_stays_as_bytes_on_the_device() -> None:
     assert DeviceImages(numbered(), pixel_mean(numbered()), CPU).pixels.dtype == torch.uint8
+
+
+def test_images_of_some_classes() -> None:
+    images = numbered()
+    whole = DeviceImages(images, pixel_mean(images), CPU)
+    part = whole.of_classes(torch.tensor([14, 3, 7]))
+    assert part.labels.tolist() == [3, 7, 14]
+    np.testing.assert_array_equal(part.pixels.numpy(), images.images[[3, 7, 14]])
+    assert torch.equal(part.centred(torch.arange(3)), whole.centred(torch.tensor([3, 7, 14])))  # by the same mean
+    assert len(whole) == COUNT  # as it was

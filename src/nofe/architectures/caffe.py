@@ -5,7 +5,8 @@ a bias that is decayed gives another network under the same name, so each such r
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -196,6 +197,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     running_var: Tensor
     num_batches_tracked: Tensor
     multipliers: dict[str, Multipliers]
+    counts_steps = True  # False while `counting_steps_together` counts for all layers of a network
 
     def __init__(self, num_features: int, fraction: float = CAFFE_FRACTION) -> None:
         super().__init__(num_features, eps=1e-5, momentum=1 - fraction)
@@ -221,7 +223,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             mean, variance = self.statistics()
             return F.batch_norm(input, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
-        self.num_batches_tracked.add_(1)
+        if self.counts_steps:
+            self.num_batches_tracked.add_(1)
         # The batch is normalised with the biased variance; the moving sum gets the unbiased one, m / (m - 1).
         return F.batch_norm(
             input,
@@ -233,3 +236,22 @@ class BatchNorm2d(nn.BatchNorm2d):
             1 - self.fraction,
             self.eps,
         )
+
+
+@contextmanager
+def counting_steps_together(model: nn.Module) -> Iterator[list[int]]:
+    """Batch norms of `model` count no steps of their own; what is in the list at the end is added to all, at once.
+
+    Training does not read the count, and one tiny kernel for each layer at each step is 2 % of ResNet56's time.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+    taken = [0]
+    for layer in layers:
+        layer.counts_steps = False
+    try:
+        yield taken
+    finally:
+        for layer in layers:
+            layer.counts_steps = True
+        if layers:
+            torch._foreach_add_([layer.num_batches_tracked for layer in layers], taken[0])

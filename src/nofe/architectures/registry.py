@@ -1,14 +1,14 @@
-"""The six networks of the paper, and a small one to begin with, by name."""
-
-import difflib
+"""The six networks of the paper, a small one to begin with, and plain ones of the experts' size, by name."""
 
 from nofe.architectures.alexnet import ALEXNET_C100, ALEXNET_CAFFE, ALEXNET_QUICK_C100
 from nofe.architectures.architecture import Architecture
+from nofe.architectures.matched import MATCHED
 from nofe.architectures.nin import NIN_C100
 from nofe.architectures.resnet import RESNET56_C100
 from nofe.architectures.small import SMALL
 from nofe.architectures.vgg import VGG11_C100
 from nofe.errors import UserError
+from nofe.suggestions import did_you_mean
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
@@ -20,6 +20,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         RESNET56_C100,
         ALEXNET_CAFFE,
         SMALL,
+        *MATCHED,
     )
 }
 
@@ -28,6 +29,4 @@ def architecture_named(name: str) -> Architecture:
     """The network of that name; a UserError with the nearest name where there is none."""
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    nearest = difflib.get_close_matches(name.lower(), ARCHITECTURES, n=1)
-    next_move = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(ARCHITECTURES)}"
-    raise UserError(f"architecture {name!r}: no network has this name; {next_move}")
+    raise UserError(f"architecture {name!r}: no network has this name; {did_you_mean(name, ARCHITECTURES)}")

@@ -53,9 +53,9 @@ def resnet_trunk(blocks: int = 9, width: int = 64) -> nn.Sequential:
     """(N, 3, 28, 28) -> (N, 4 * width, 7, 7), with ``blocks`` residual blocks in each of three stages."""
     return nn.Sequential(
         OrderedDict(
-            conv1=_convolution(3, width),
-            bn1=_batch_norm(width),
-            relu1=nn.ReLU(),
+            stem=nn.Sequential(
+                OrderedDict(conv1=_convolution(3, width), bn1=_batch_norm(width), relu1=nn.ReLU()),
+            ),
             stage1=_stage(width, width, blocks, stride=1),  # 28 x 28
             stage2=_stage(width, 2 * width, blocks, stride=2),  # 14 x 14
             stage3=_stage(2 * width, 4 * width, blocks, stride=2),  # 7 x 7

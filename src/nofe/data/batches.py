@@ -5,6 +5,7 @@ The whole set lies on the device as bytes. The order of an epoch and the augment
 per-pixel mean: the initialisers and rates of the paper's networks depend on that scale.
 """
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,13 @@ class DeviceImages:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def of_classes(self, classes: Tensor) -> "DeviceImages":
+        """The images of some classes alone, centred by the same mean."""
+        chosen = torch.isin(self.labels, classes)  # (N,)
+        part = copy.copy(self)
+        part.pixels, part.labels = self.pixels[chosen], self.labels[chosen]
+        return part
 
     def centred(self, index: Tensor) -> Tensor:
         return self.pixels[index].float() - self.mean  # (B, 3, H, W)

@@ -38,20 +38,27 @@ def result_of(run: Run) -> dict[str, Any]:
         "config": summary["config"] | {"data": summary["config"]["data"] | {"root": "data"}},
         "environment": environment,
         "networks": summary["networks"],
-        "groups": summary["groups"],
         "test_accuracy_by_epoch": dict(by_epoch),
-        "classes_moved_by_update": moved,
-        "specialties": run.read_json(runs.SPECIALTIES),
+        **(
+            {
+                "groups": summary["groups"],
+                "classes_moved_by_update": moved,
+                "specialties": run.read_json(runs.SPECIALTIES),
+            }
+            if run.has(runs.SPECIALTIES)
+            else {}
+        ),
     }
 
 
-def file_result(run: Run, folder: Path) -> Path:
-    """Write the result of a run to `folder/<device>/`, named by what was run."""
-    result = result_of(run)
+def file_result(run: Run, folder: Path, name: str | None = None, **more: Any) -> Path:
+    """Write the result of a run, and `more` that was measured on it, to `folder/<device>/`, named by what was run."""
+    result = result_of(run) | more
     config = result["config"]
-    name = f"{slug(config['data']['name'])}-{config['architecture']}-{config['specialties']['rule']}"
-    name += f"-k{config['specialties']['count']}-seed{config['seed']}"
-    path = folder / slug(result["environment"]["device"]) / f"{name}.json"
+    if name is None:
+        name = f"{slug(config['data']['name'])}-{config['architecture']}-{config['specialties']['rule']}"
+        name += f"-k{config['specialties']['count']}"
+    path = folder / slug(result["environment"]["device"]) / f"{name}-seed{config['seed']}.json"
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
 
@@ -61,14 +68,16 @@ def slug(text: str) -> str:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    results = []
-    for path in sorted(folder.glob("*/*.json")):
-        value = json.loads(path.read_text())
-        if "networks" in value:
-            results.append(value)
+    results = results_in(folder)
     if not results:
         raise UserError(f"{folder}: holds no results; file finished runs with nofe results RUN")
     return results
+
+
+def results_in(folder: Path) -> list[dict[str, Any]]:
+    """Every result filed under a folder, which may have none."""
+    values = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
+    return [value for value in values if "networks" in value]
 
 
 def results_page(results: Sequence[dict[str, Any]]) -> str:

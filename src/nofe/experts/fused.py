@@ -62,7 +62,7 @@ class FusedExperts(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:  # (N, D, h, w)
         slots: Tensor = self.graph(features).flatten(1)  # (N, K * largest)
-        return slots[:, self.kept] if self.ragged else slots  # (N, C)
+        return slots.index_select(1, self.kept) if self.ragged else slots  # (N, C)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         own = super().state_dict(prefix="", keep_vars=keep_vars)

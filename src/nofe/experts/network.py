@@ -1,12 +1,13 @@
 """The network of experts: one trunk, K branches, one softmax over all classes (Sec. 3.2)."""
 
+import copy
 import logging
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from nofe.architectures import Architecture, Classifier
+from nofe.architectures import Architecture
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
 from nofe.specialties import Specialties
@@ -32,7 +33,8 @@ class NetworkOfExperts(nn.Module):
     def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
         features = self.trunk(images)  # (N, D, h, w)
         slots: Tensor = self.experts(features)  # (N, C) in expert order
-        return slots[:, self.slot_of_class]  # (N, C) in class order
+        # Not slots[:, ...]: its gradient sorts the indices, in ten kernels on a GPU.
+        return slots.index_select(1, self.slot_of_class)  # (N, C) in class order
 
     def fuse(self) -> bool:
         """Run the experts as one from now on: the same function, faster. False, with a word, where that cannot be."""
@@ -50,11 +52,16 @@ class NetworkOfExperts(nn.Module):
 
     def unfuse(self) -> None:
         """Run the experts one after another again, with the weights as they are now."""
-        if isinstance(self.experts, FusedExperts):
-            [branches] = self._reference
-            branches.to_empty(device=self.slot_of_class.device)
-            unfuse(self.experts, branches)
-            self.experts = branches
+        self.experts = self.branches()
+
+    def branches(self) -> Branches:
+        """The experts one by one; where they run as one, copies with the weights as they are now."""
+        if isinstance(self.experts, Branches):
+            return self.experts
+        [structure] = self._reference
+        branches = copy.deepcopy(structure).to_empty(device=self.slot_of_class.device)
+        unfuse(self.experts, branches)
+        return branches
 
     def to_disk(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename what goes with this module's parameters, such as momentum, to the names that weights have on disk."""
@@ -82,8 +89,8 @@ def plant_experts(architecture: Architecture, specialties: Specialties) -> Netwo
     return NetworkOfExperts(trunk, branches, specialties)
 
 
-def grow_experts(architecture: Architecture, specialties: Specialties, generalist: Classifier) -> NetworkOfExperts:
+def grow_experts(architecture: Architecture, specialties: Specialties, generalist: nn.Module) -> NetworkOfExperts:
     """The paper's way: the trunk is the generalist's, its last layers are dropped, the branches are new."""
     network = plant_experts(architecture, specialties)
-    network.trunk.load_state_dict(generalist.trunk.state_dict())
+    network.trunk.load_state_dict(generalist.get_submodule("trunk").state_dict())
     return network

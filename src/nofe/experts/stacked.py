@@ -25,6 +25,7 @@ class StackedLayer(nn.Module):
     """K layers as one. Each parameter is (K, O, ...), or (K*O, ...) if flat; `outputs` are the O_k of the experts."""
 
     flat = True
+    cast_by_autocast = True  # convolutions and products: training casts all such weights at once
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -77,12 +77,17 @@ def draw_pictures(record: Record) -> list[Picture]:
 
 
 def _picture(name: str, record: Record, draw: "Callable[[Record], Figure]", caption: str, alternative: str) -> Picture:
+    return Picture(name, caption, alternative, png_of(lambda: draw(record)))
+
+
+def png_of(draw: "Callable[[], Figure]") -> bytes:
+    """What `draw` draws, in the style of the report."""
     import matplotlib.style
 
     buffer = io.BytesIO()
     with matplotlib.style.context(["default", _style()]):  # not what the user's matplotlibrc says
-        draw(record).savefig(buffer, format="png")
-    return Picture(name, caption, alternative, buffer.getvalue())
+        draw().savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def _style() -> dict[str, Any]:

@@ -5,6 +5,7 @@ Small networks keep a GPU waiting for the processor that launches their kernels;
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from torch import nn
 from nofe.training.runtime import Runtime
 
 EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def launcher(step: Callable[[], None], runtime: Runtime) -> Callable[[], None]:
@@ -47,14 +50,28 @@ class CapturedStep:
         self._graph.replay()
 
 
+def compiled(function: Function, runtime: Runtime) -> Function:
+    return torch.compile(function, dynamic=False) if runtime.compile else function  # type: ignore[return-value]
+
+
 def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
-    """Compile in place. A block that a network repeats is compiled once for all its copies, which saves minutes."""
+    """Compile in place, as the largest parts that can be reused.
+
+    A block that a network repeats is compiled once for all its copies, which saves minutes; between such blocks the
+    largest modules without any are compiled whole.
+    """
     if not runtime.compile:
         return
     inner = [module for module in model.modules() if list(module.children()) and type(module) is not nn.Sequential]
     repeated = {kind for kind, times in Counter(map(type, inner)).items() if times >= 3}
     torch._dynamo.config.recompile_limit = 64  # one for each width and stride, in training and in evaluation
     for part in model.children():
-        blocks = [module for module in part.modules() if type(module) in repeated]
-        for module in blocks or [part]:
-            module.compile(dynamic=False)
+        _compile_parts(part, repeated)
+
+
+def _compile_parts(module: nn.Module, repeated: set[type[nn.Module]]) -> None:
+    if type(module) in repeated or not any(type(inner) in repeated for inner in module.modules()):
+        module.compile(dynamic=False)
+        return
+    for child in module.children():
+        _compile_parts(child, repeated)

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nofe.architectures.caffe import counting_steps_together
 from nofe.data.batches import Batches, DeviceImages
 from nofe.errors import RunError
 from nofe.streams import seed_for
-from nofe.training.launch import compile_blocks, launcher
+from nofe.training.half import forward_of
+from nofe.training.launch import compile_blocks, compiled, launcher
 from nofe.training.optimizer import caffe_sgd, set_rate
 from nofe.training.progress import Progress
 from nofe.training.recipe import Recipe, rate_in_epoch
@@ -48,7 +50,6 @@ class TrainState:
     totals: Tensor  # (2,) loss and recognised images of all ranks, summed since the epoch began
     step: int = 0
     images: int = 0  # seen since the epoch began
-    replica: nn.Module | None = None  # the model as a training step calls it, where that is not the model itself
     launch: Callable[[], None] | None = None  # one training step, however the runtime runs it
 
     def mean_loss_and_accuracy(self) -> tuple[float, float]:
@@ -64,9 +65,7 @@ def start_training(stage: str, model: nn.Module, recipe: Recipe, seed: int, runt
         synchronise_batch_norm(model, runtime.ranks)
     compile_blocks(model, runtime)
     totals = torch.zeros(2, device=runtime.device)
-    state = TrainState(stage, model, caffe_sgd(model, recipe), recipe, seed, totals)
-    state.replica = runtime.ranks.replica(model)
-    return state
+    return TrainState(stage, model, caffe_sgd(model, recipe), recipe, seed, totals)
 
 
 def batches_of(state: TrainState, images: DeviceImages, runtime: Runtime) -> Batches:
@@ -103,26 +102,43 @@ def train_epoch(
     batches.begin(epoch, position)
     state.model.train()
     if state.launch is None:
-        state.launch = launcher(lambda: training_step(state, batches, objective, runtime), runtime)
-    while state.step < stop and not runtime.stops_before(state.step):
-        state.launch()
-        state.step += 1
-        state.images += batches.global_batch
-        progress.advance(state, batches.global_batch)
+        state.launch = launcher(training_step(state, batches, objective, runtime), runtime)
+    with counting_steps_together(state.model) as taken:
+        while state.step < stop and not runtime.stops_before(state.step):
+            state.launch()
+            state.step += 1
+            taken[0] += 1
+            state.images += batches.global_batch
+            progress.advance(state, batches.global_batch)
     runtime.ranks.average([state.totals, *running_statistics(state.model)])
     _require_finite(state, epoch)
 
 
-def training_step(state: TrainState, batches: Batches, objective: Objective, runtime: Runtime) -> None:
-    images, labels = batches.next()  # (B, 3, h, w), (B,)
-    with runtime.autocast():
-        logits = (state.replica or state.model)(images)
-    loss, recognised = objective(logits, labels)
-    state.optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    state.optimizer.step()
-    # As if every rank's share were like this one; averaged over ranks it is the sum of all shares.
-    state.totals += torch.stack([loss.detach() * batches.global_batch, (recognised * batches.ranks).to(loss.dtype)])
+def training_step(state: TrainState, batches: Batches, objective: Objective, runtime: Runtime) -> Callable[[], None]:
+    """One step as a function: batch, forward, loss, backward, weights. It reads and writes tensors alone."""
+    forward = forward_of(state.model, runtime)
+
+    def next_batch() -> tuple[Tensor, Tensor]:  # (B, 3, h, w), (B,)
+        images, labels = batches.next()
+        return images.to(runtime.input_dtype, memory_format=torch.channels_last), labels
+
+    def score(logits: Tensor, labels: Tensor) -> Tensor:
+        loss, recognised = objective(logits, labels)
+        # As if every rank's share were like this one; averaged over ranks it is the sum of all shares.
+        of_all = torch.stack([loss.detach() * batches.global_batch, (recognised * batches.ranks).to(loss.dtype)])
+        state.totals.add_(of_all)
+        return loss
+
+    next_batch, score = compiled(next_batch, runtime), compiled(score, runtime)
+
+    def step() -> None:
+        images, labels = next_batch()
+        loss = score(forward(images), labels)
+        state.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        state.optimizer.step()
+
+    return step
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:

@@ -5,9 +5,11 @@ Environment variables are read in this file, and those that torchrun sets in ran
 
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +27,9 @@ from nofe.training.ranks import Launch, Ranks, joined_ranks
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "bf16", "tf32", "fp32")
+# Compiling takes 10 to 30 seconds and saves 0.3 to 1 ms a step on an H200 (benchmarks/results/nvidia-h200). On a CPU
+# it takes longer and saves less.
+STEPS_WORTH_COMPILING = 30_000
 
 
 class Interrupted(NofeError):
@@ -41,7 +46,7 @@ class Runtime:
 
     device: torch.device
     precision: str = "fp32"
-    compile: bool = False  # torch.compile
+    compile: bool | None = False  # torch.compile; None: where the run is long enough to pay for it
     capture: bool = False  # each training step is one CUDA graph
     checkpoint_seconds: float = 0.0  # at least this long between two checkpoints; 0 is every epoch
     sync_batch_norm: bool = False  # over the images of all ranks, not of each its own share
@@ -58,6 +63,16 @@ class Runtime:
         if agreed := self.ranks.asked(self.stop_signal or 0, step):
             self.stop_signal = agreed
         return bool(agreed)
+
+    def decide_on_compiling(self, steps: int) -> None:
+        """Of a run of so many training steps, unless it is decided."""
+        if self.compile is None:
+            self.compile = self.device.type == "cuda" and steps >= STEPS_WORTH_COMPILING
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """What the first layer computes in."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -102,12 +117,13 @@ def make_runtime(
     if capture and ranks.count > 1:
         raise UserError("--capture: a step that several ranks take together cannot be captured; leave it out")
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)  # where streams and captured graphs are made
+        chosen = torch.device("cuda", chosen.index or 0)
+        torch.cuda.set_device(chosen)  # where streams and captured graphs are made; it wants a number
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
     return Runtime(
         chosen,
         precision,
-        compile=bool(compile),
+        compile=compile,
         # DDP wants eleven eager steps, and a stream of its own, before its collectives can be captured.
         capture=chosen.type == "cuda" and ranks.count == 1 if capture is None else capture,
         checkpoint_seconds=checkpoint_seconds,
@@ -145,6 +161,29 @@ def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+@contextmanager
+def sharing_the_gpu() -> Iterator[None]:
+    """Processes started inside run their kernels at the same time, by NVIDIA's MPS where it is installed.
+
+    Without it they take turns, and small networks leave most of the GPU idle.
+    """
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="nofe-mps-") as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        os.environ |= places
+        try:
+            started = subprocess.run([control, "-d"], capture_output=True, timeout=30).returncode == 0
+            yield
+            if started:
+                subprocess.run([control], input=b"quit\n", capture_output=True, timeout=30)
+        finally:
+            for name in places:
+                os.environ.pop(name, None)
 
 
 @contextmanager

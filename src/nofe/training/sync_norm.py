@@ -32,7 +32,8 @@ def _forward(norm: nn.modules.batchnorm._BatchNorm, ranks: Ranks, features: Tens
     assert norm.num_batches_tracked is not None
     normalised, mean, variance = _Normalise.apply(features, norm.weight, norm.bias, norm.eps, ranks)
     with torch.no_grad():
-        norm.num_batches_tracked.add_(1)
+        if getattr(norm, "counts_steps", True):  # Caffe's may be counted for
+            norm.num_batches_tracked.add_(1)
         momentum = 1.0 / int(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
         numbers = ranks.count * features.numel() // features.shape[1]  # a channel, of all ranks
         norm.running_mean.lerp_(mean, momentum)

@@ -1,0 +1,68 @@
+"""Weights in bfloat16, all cast at once.
+
+Autocast casts each weight on its own, and each gradient back: two tiny kernels for every layer at every step. Here a
+handful of kernels cast them all. The numbers are the same ones, bit for bit.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nofe.training.runtime import Runtime
+
+
+def forward_of(model: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tensor]:
+    """The model as a function of images in the precision of the runtime, its gradients averaged over ranks."""
+    replica = runtime.ranks.replica(model)
+    if runtime.precision != "bf16":
+        return replica
+    if runtime.ranks.count > 1:
+        return partial(_cast_by_autocast, replica, runtime)
+    names = [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if _is_cast_by_autocast(module)
+        for name, _ in module.named_parameters(recurse=False)
+    ]
+
+    def forward(images: Tensor) -> Tensor:
+        with runtime.autocast():
+            halves = _AllAtOnce.apply(*(model.get_parameter(name) for name in names))
+            logits: Tensor = torch.func.functional_call(model, dict(zip(names, halves, strict=True)), (images,))
+        return logits
+
+    return forward
+
+
+def _cast_by_autocast(replica: nn.Module, runtime: Runtime, images: Tensor) -> Tensor:
+    """Layer by layer: were they cast at once, gradients would come at once, and none could travel during backward."""
+    with runtime.autocast():
+        logits: Tensor = replica(images)
+    return logits
+
+
+def _is_cast_by_autocast(module: nn.Module) -> bool:
+    """Layers of our own say so; other modules are left to autocast itself."""
+    return isinstance(module, nn.Conv2d | nn.Linear) or getattr(module, "cast_by_autocast", False)
+
+
+class _AllAtOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return _cast(weights, torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        there = [gradient for gradient in gradients if gradient is not None]
+        cast = iter(_cast(there, torch.float32))
+        return tuple(None if gradient is None else next(cast) for gradient in gradients)
+
+
+def _cast(tensors: Any, kind: torch.dtype) -> tuple[Tensor, ...]:
+    cast = [torch.empty_like(tensor, dtype=kind) for tensor in tensors]
+    torch._foreach_copy_(cast, list(tensors))
+    return tuple(cast)

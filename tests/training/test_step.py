@@ -1,0 +1,210 @@
+"""However a step is run, it is the same training."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nofe.architectures import architecture_named
+from nofe.architectures.caffe import BatchNorm2d, counting_steps_together
+from nofe.architectures.resnet import resnet_branch, resnet_head, resnet_trunk
+from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
+from nofe.data.dataset import ImageSet
+from nofe.experts.network import NetworkOfExperts, plant_experts
+from nofe.specialties import Specialties
+from nofe.training.half import forward_of
+from nofe.training.launch import CapturedStep, compile_blocks
+from nofe.training.loop import Objective, start_training, train_epoch, training_step
+from nofe.training.progress import Silent
+from nofe.training.recipe import Recipe
+from nofe.training.runtime import Runtime
+
+CLASSES, BATCH = 6, 8
+ON_CPU = Runtime(torch.device("cpu"))
+
+
+def small_resnet() -> NetworkOfExperts:
+    """Two blocks of each kind and a stem, narrow enough for a test."""
+    torch.manual_seed(3)
+    architecture = replace(
+        architecture_named("resnet56-c100"),
+        trunk=lambda: resnet_trunk(blocks=2, width=4),
+        head=lambda outputs: resnet_head(outputs, inputs=16),
+        branch=lambda outputs: resnet_branch(outputs, inputs=16),
+    )
+    return plant_experts(architecture, Specialties([0, 1, 0, 1, 1, 1]))
+
+
+def images_on(device: torch.device, count: int = 3 * BATCH) -> DeviceImages:
+    rng = np.random.default_rng(0)
+    images = ImageSet(rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), rng.integers(0, CLASSES, count))
+    return DeviceImages(images, pixel_mean(images), device)
+
+
+def losses(model: nn.Module, runtime: Runtime, steps: int = 6, rate: float = 1e-2) -> list[float]:
+    """Of each step, by the loop itself, one step at a time."""
+    recipe = Recipe(epochs=100, batch=BATCH, rate=rate, weight_decay=1e-3, augmentation=Augmentation(28, mirror=True))
+    state = start_training("test", model, recipe, 0, runtime)
+    batches = Batches(images_on(runtime.device), recipe.augmentation, batch=BATCH, seed=0, stage="test")
+    objective = Objective(torch.arange(CLASSES, device=runtime.device))
+    total, each = 0.0, []
+    for step in range(steps):
+        if step % batches.steps_per_epoch == 0:
+            total = 0.0
+        train_epoch(state, batches, objective, runtime, Silent(), until=step + 1)
+        now = float(state.totals[0])
+        each.append((now - total) / BATCH)
+        total = now
+    return each
+
+
+def test_weights_cast_at_once_are_the_weights_of_autocast() -> None:
+    """Losses and gradients, bit for bit; parameters that autocast leaves alone stay in float32."""
+    images = torch.randn(4, 3, 28, 28)
+    runtime = replace(ON_CPU, precision="bf16")
+    for fused in (False, True):
+        one = small_resnet()
+        if fused:
+            one.fuse()
+        other = copy.deepcopy(one)
+        with runtime.autocast():
+            wanted = one(images)
+        got = forward_of(other, runtime)(images)
+        assert torch.equal(got, wanted)
+        wanted.float().square().mean().backward()
+        got.float().square().mean().backward()
+        for (name, parameter), same in zip(one.named_parameters(), other.parameters(), strict=True):
+            assert parameter.grad is not None, name
+            assert same.grad is not None, name
+            assert same.grad.dtype == torch.float32
+            assert torch.equal(parameter.grad, same.grad), name
+
+
+def test_a_weight_that_no_output_depends_on_gets_no_gradient() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.used(values)
+
+    model = Half()
+    forward_of(model, replace(ON_CPU, precision="bf16"))(torch.randn(4, 3)).sum().backward()
+    assert model.used.weight.grad is not None
+    assert model.unused.weight.grad is None
+
+
+def test_counting_together_counts_what_the_layers_would() -> None:
+    apart, together = small_resnet(), small_resnet()
+    images = torch.randn(4, 3, 28, 28)
+    for model in (apart, together):
+        model.train()
+    for _ in range(3):
+        apart(images)
+    with counting_steps_together(together) as taken:
+        for _ in range(3):
+            together(images)
+            taken[0] += 1
+    torch.testing.assert_close(together.state_dict(), apart.state_dict(), rtol=0, atol=0)
+    together(images)
+    counts = {int(m.num_batches_tracked) for m in together.modules() if isinstance(m, BatchNorm2d)}
+    assert counts == {4}, "outside the loop each layer counts for itself again"
+
+
+def test_the_loop_counts_every_step() -> None:
+    model = small_resnet()
+    losses(model, ON_CPU, steps=5)
+    assert {int(m.num_batches_tracked) for m in model.modules() if isinstance(m, BatchNorm2d)} == {5}
+
+
+def test_a_compiled_step_is_the_same_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By graphs that aot_eager runs: what is cut into parts and how state passes through them, without a compiler."""
+    plain = losses(small_resnet(), ON_CPU)
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: real(f, dynamic=dynamic, backend="aot_eager"))
+    monkeypatch.setattr(
+        nn.Module,
+        "compile",
+        lambda self, dynamic: setattr(self, "_compiled_call_impl", torch.compile(self._call_impl, dynamic=dynamic)),
+    )
+    torch._dynamo.reset()
+    np.testing.assert_allclose(losses(small_resnet(), replace(ON_CPU, compile=True)), plain, rtol=1e-4)
+
+
+def test_compiled_parts_cover_the_network_once() -> None:
+    """Every layer with weights lies in exactly one compiled part; a repeated block is a part of its own."""
+    model = small_resnet()
+    model.fuse()
+    compile_blocks(model, replace(ON_CPU, compile=True))
+    parts = [name for name, module in model.named_modules() if module._compiled_call_impl is not None]
+    assert "trunk.stem" in parts
+    assert "trunk.stage1.block2" in parts
+    assert "experts" in parts
+    for name, _ in model.named_parameters():
+        assert sum(name.startswith(part + ".") for part in parts) == 1, name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_captured_step_is_the_same_training(precision: str) -> None:
+    eager = Runtime(torch.device("cuda:0"), precision)
+    captured = replace(eager, capture=True)
+    np.testing.assert_allclose(
+        losses(small_resnet(), captured, steps=12), losses(small_resnet(), eager, steps=12), rtol=2e-2
+    )
+
+
+class FakeGraph:
+    """Records while a step runs, replays what it recorded: enough of a CUDA graph to test who calls what."""
+
+    def __init__(self) -> None:
+        self.replayed = 0
+
+    def replay(self) -> None:
+        self.replayed += 1
+
+
+def test_capturing_does_no_step_twice_and_leaves_none_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing:
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+        def wait_stream(self, _: object) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", Nothing)
+    monkeypatch.setattr(torch.cuda, "Stream", Nothing)
+    monkeypatch.setattr(torch.cuda, "stream", Nothing)
+    monkeypatch.setattr(torch.cuda, "current_stream", Nothing)
+    ran = []
+    step = CapturedStep(lambda: ran.append(1))
+    for _ in range(10):
+        step()
+    assert len(ran) == 4, "three eager steps, and one that is only recorded"
+    assert isinstance(step._graph, FakeGraph)
+    assert step._graph.replayed == 7
+
+
+def test_a_step_reads_the_batches_in_their_order() -> None:
+    """`training_step` makes a function; each call is the next batch of the epoch."""
+    model = small_resnet()
+    recipe = Recipe(epochs=1, batch=BATCH, rate=1e-3, weight_decay=0.0, augmentation=Augmentation(28))
+    state = start_training("test", model, recipe, 0, ON_CPU)
+    batches = Batches(images_on(torch.device("cpu")), recipe.augmentation, batch=BATCH, seed=0, stage="test")
+    batches.begin(0)
+    seen: list[torch.Tensor] = []
+
+    class Noting(Objective):
+        def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            seen.append(labels)
+            return super().__call__(logits, labels)
+
+    step = training_step(state, batches, Noting(torch.arange(CLASSES)), ON_CPU)
+    for _ in range(batches.steps_per_epoch):
+        step()
+    plan = batches.plan(0)
+    assert torch.equal(torch.cat(seen), batches.images.labels[torch.from_numpy(plan.order)])
