@@ -45,7 +45,10 @@ def train(
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     device: str = "auto",
-    precision: str = "auto",
+    precision: str | None = None,
+    compile: bool | None = None,
+    capture: bool | None = None,
+    checkpoint_seconds: float = 0.0,
     sync_batch_norm: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -55,8 +58,15 @@ def train(
     In a script that torchrun starts, its processes train together, and each has the summary.
     """
     name = dataset if isinstance(dataset, str) else dataset.name
+    settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     config = configure(name, architecture, experts, rule, seed, data_root, settings)
-    with launched_runtime(device, precision, sync_batch_norm=sync_batch_norm) as runtime:
+    with launched_runtime(
+        device,
+        compile=compile,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        sync_batch_norm=sync_batch_norm,
+    ) as runtime:
         return run_pipeline(
             config,
             Path(out),

@@ -44,7 +44,7 @@ def train(
     ] = None,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, bf16, tf32 or fp32.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
@@ -67,11 +67,11 @@ def train(
         "specialties.rule": rule,
         "seed": seed,
         "base.by": base,
+        "precision": precision,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
     with launched_runtime(
         device,
-        precision,
         compile=compile_,
         capture=capture,
         checkpoint_seconds=checkpoint_seconds,
@@ -233,7 +233,6 @@ def reproduce(
     folder: Annotated[Path, typer.Option(help="One JSON file for each finished run, by device.")] = Path("results"),
     only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
 ) -> None:
     """Train what is missing of the paper's tables on CIFAR-100, and print them beside the paper's."""
@@ -255,7 +254,7 @@ def reproduce(
         raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")
     jobs = missing(experiments, seeds, results_in(folder))
     print(f"{len(jobs)} runs are missing")
-    workshop = Workshop(work, folder, data_root, device, precision, compile_)
+    workshop = Workshop(work, folder, data_root, device, compile_)
     unfinished = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else []
     found = results_in(folder)
     for table in chosen:

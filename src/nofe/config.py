@@ -16,6 +16,7 @@ from nofe.generalist import GeneralistConfig
 from nofe.specialties import rule_named
 from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
+from nofe.training.runtime import require_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class RunConfig:
 
     architecture: str
     seed: int = 0
+    precision: str = "auto"  # of products and convolutions: bf16, tf32, fp32; auto is bf16 where the device has it
     until: Literal["base", "specialties", "experts"] = "experts"  # the last stage that is trained
     data: DataConfig = DataConfig()
     specialties: SpecialtiesConfig = SpecialtiesConfig()
@@ -78,6 +80,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UserError(f"seed={self.seed}: out of range; use 0 or more")
+        require_precision(self.precision)
         needs_base = self.specialties.rule == "spectral" or self.generalist.start == "base"
         if needs_base and self.base.by == "none":
             raise UserError("base.by=none: spectral specialties and generalist.start=base need a base; leave it on")

@@ -72,6 +72,7 @@ def train(
     A stage that one of the `donors`, folders of other runs, has trained alike is taken from there.
     """
     runtime = runtime or make_runtime()
+    runtime.use_precision(config.precision)
     ranks = runtime.ranks
     progress = progress if progress and ranks.rank == 0 else Silent()
     with open_shared_run(out, resume=resume, check=lambda run: _require_same(config, run), ranks=ranks) as run:

@@ -52,6 +52,7 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
     common = {
         "architecture": config.architecture,
         "seed": config.seed,
+        "precision": config.precision,
         "data": configuration.unstructured(replace(config.data, root="")),
     }
     recipes = base_recipes(config)

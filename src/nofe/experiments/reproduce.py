@@ -65,7 +65,6 @@ class Workshop:
     results: Path
     data_root: Path
     device: str = "auto"
-    precision: str = "auto"
     compile: bool | None = None
 
 
@@ -237,7 +236,7 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     from nofe.pipeline import train
     from nofe.training.runtime import make_runtime
 
-    runtime = make_runtime(workshop.device, workshop.precision, compile=workshop.compile, checkpoint_seconds=60)
+    runtime = make_runtime(workshop.device, compile=workshop.compile, checkpoint_seconds=60)
     if runtime.compile is None:
         runtime.compile = runtime.device.type == "cuda"  # kept on disk, and shared by all runs of a network
     out = workshop.runs / job.name

@@ -195,7 +195,8 @@ SIZES = Table(
             Experiment(
                 f"{ALEXNET}-elasso-k10-lambda{strength}",
                 with_settings(
-                    _experts(ALEXNET, "elasso").config, [f"specialties.strength={strength}", "until=specialties"]
+                    _experts(ALEXNET, "elasso").config,
+                    [f"specialties.strength={strength}", "until=specialties", "precision=bf16"],
                 ),
             ),
             "generalist",
@@ -235,8 +236,23 @@ MIRRORING = Table(
     ),
 )
 
+PRECISION = Table(
+    "precision",
+    "AlexNet-C100 in TF32 and in bfloat16",
+    tuple(
+        Row(f"{label}, {precision}", experiment, network)
+        for label, of, network in (
+            ("base", _base(ALEXNET), "base"),
+            ("experts, random specialties", _RANDOM, "experts"),
+            ("experts, exact", _experts(ALEXNET, "exact"), "experts"),
+        )
+        for precision, experiment in (("TF32", of), ("bfloat16", _variant("bf16", of, "precision=bf16")))
+    ),
+)
+
 TABLES: dict[str, Table] = {
-    table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, SCRATCH, FROM_BASE, SIZES, FIGURE_3, MIRRORING)
+    table.name: table
+    for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, SCRATCH, FROM_BASE, SIZES, FIGURE_3, MIRRORING, PRECISION)
 }
 
 

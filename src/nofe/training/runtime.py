@@ -64,6 +64,14 @@ class Runtime:
             self.stop_signal = agreed
         return bool(agreed)
 
+    def use_precision(self, precision: str) -> None:
+        """What a run asks for; `auto` leaves it as it is. Only a GPU has TF32."""
+        if precision == "auto":
+            return
+        self.precision = "fp32" if precision == "tf32" and self.device.type != "cuda" else precision
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
+
     def decide_on_compiling(self, steps: int) -> None:
         """Of a run of so many training steps, unless it is decided."""
         if self.compile is None:
@@ -92,8 +100,7 @@ def make_runtime(
     """Choose the device, its arithmetic and how steps are launched; every choice can be named instead."""
     if device not in DEVICES and not device.startswith("cuda:"):
         raise UserError(f"--device {device}: unknown; choose one of {', '.join(DEVICES)}")
-    if precision not in PRECISIONS:
-        raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
+    require_precision(precision)
     try:
         chosen = torch.device(_best_device() if device == "auto" else device)
     except RuntimeError as error:
@@ -104,11 +111,6 @@ def make_runtime(
         raise UserError(f"--device {device}: there are {count} GPUs here; use cuda:0 to cuda:{count - 1}")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"--device {device}: PyTorch sees no Apple GPU here; use --device cpu")
-    if precision == "auto":
-        has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
-        precision = "bf16" if has_bf16 else "fp32"
-    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
     if capture and chosen.type != "cuda":
         raise UserError(
             f"--capture: only a CUDA device can capture steps, and this runs on {chosen.type}; leave it out"
@@ -120,9 +122,8 @@ def make_runtime(
         chosen = torch.device("cuda", chosen.index or 0)
         torch.cuda.set_device(chosen)  # where streams and captured graphs are made; it wants a number
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
-    return Runtime(
+    runtime = Runtime(
         chosen,
-        precision,
         compile=compile,
         # DDP wants eleven eager steps, and a stream of its own, before its collectives can be captured.
         capture=chosen.type == "cuda" and ranks.count == 1 if capture is None else capture,
@@ -130,6 +131,14 @@ def make_runtime(
         sync_batch_norm=sync_batch_norm,
         ranks=ranks,
     )
+    has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
+    runtime.use_precision(precision if precision != "auto" else "bf16" if has_bf16 else "fp32")
+    return runtime
+
+
+def require_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
 
 
 @contextmanager
