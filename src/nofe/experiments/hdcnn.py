@@ -239,7 +239,7 @@ def train_fine_component(
         return accuracy(model, test, crop, task.runtime, place_of_class) if len(test) else None
 
     train_by(
-        Objective(place_of_class),
+        Objective(place_of_class, smoothing=recipe.label_smoothing),
         stage,
         model,
         recipe,
@@ -261,7 +261,7 @@ def fine_tune(task: Task, network: HDCNN, categories: CoarseCategories) -> None:
     shares = torch.from_numpy(categories.shares(task.dataset.train.labels)).float().to(device)
     everything = torch.arange(task.dataset.classes, device=device)
     train_by(
-        JointObjective(everything, shares, task.config.consistency),
+        JointObjective(everything, shares, task.config.consistency, smoothing=recipe.label_smoothing),
         "joint",
         Joint(network),
         recipe,
