@@ -7,7 +7,7 @@ from typing import Any
 from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
 from nofe.pipeline import train as run_pipeline
-from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run
+from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
 from nofe.training.progress import Silent, progress_for_this_output
 from nofe.training.runtime import launched_runtime
 
@@ -20,9 +20,10 @@ def configure(
     seed: int = 0,
     data_root: str = "data",
     settings: Mapping[str, Any] | None = None,
+    recipe: str = PAPER,
 ) -> RunConfig:
     """The architecture's recipe for this data, with the fields of `settings` replaced ({"generalist.epochs": 5})."""
-    config = default_run(architecture, dataset)
+    config = default_run(architecture, dataset, recipe)
     chosen: dict[str, Any] = {
         "data.root": data_root,
         "specialties.count": experts,
@@ -43,6 +44,7 @@ def train(
     seed: int = 0,
     data_root: str = "data",
     settings: Mapping[str, Any] | None = None,
+    recipe: str = PAPER,
     resume: bool = False,
     device: str = "auto",
     precision: str | None = None,
@@ -59,7 +61,7 @@ def train(
     """
     name = dataset if isinstance(dataset, str) else dataset.name
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
-    config = configure(name, architecture, experts, rule, seed, data_root, settings)
+    config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe)
     with launched_runtime(
         device,
         compile=compile,

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nofe import config as configuration
 from nofe import runs
 from nofe.errors import UserError
+from nofe.report.words import beyond_the_paper
 from nofe.runs import Run, write_atomically
 
 # CIFAR-100 top-1 % of the paper's Table 3: base, experts with K=10 and fully-balanced.
@@ -97,7 +99,9 @@ def results_page(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _but_for_seed(result: dict[str, Any]) -> dict[str, Any]:
-    return {**result["config"], "seed": None, "device": result["environment"]["device"]}
+    """Read and written again: a result from before a field was added is alike one with its default."""
+    config = configuration.to_json(configuration.from_json(result["config"]))
+    return {**config, "seed": None, "device": result["environment"]["device"]}
 
 
 def _title(group: list[dict[str, Any]]) -> str:
@@ -171,4 +175,5 @@ def _recipe(recipe: dict[str, Any]) -> str:
     words = f"{recipe['epochs']} epochs at {recipe['rate']:g}"
     words += f", a tenth after {drops}" if drops else ""
     words += f", batch {recipe['batch']}, weight decay {recipe['weight_decay']:g}"
-    return words + (", on batch norm too" if recipe.get("decay_norms") else "")
+    words += ", on batch norm too" if recipe.get("decay_norms") else ""
+    return ", ".join([words, *beyond_the_paper(recipe)])

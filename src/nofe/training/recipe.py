@@ -64,7 +64,7 @@ def rate_at(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """The learning rate of a step, counted from 0 over the whole stage; never 0."""
     rising = round(recipe.warmup_epochs * steps_per_epoch)
     if step < rising:
-        return recipe.rate * (step + 1) / rising
+        return recipe.rate * ((step + 1) / rising)
     if recipe.schedule == "cosine":
         falling = recipe.epochs * steps_per_epoch - rising
         return recipe.rate * (1 + math.cos(math.pi * (step - rising) / falling)) / 2
