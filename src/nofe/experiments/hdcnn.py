@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nofe import config as configuration
 from nofe import runs
 from nofe.architectures import Architecture, Classifier, parameter_count
 from nofe.architectures.nin import NIN_C100
@@ -331,6 +332,9 @@ def _require_fitting(config: HDCNNConfig, architecture: Architecture, dataset: D
 
 def _require_same(described: dict[str, Any], run: Run) -> None:
     earlier, now = run.read_config(), json.loads(json.dumps(described))
+    if "hdcnn" in earlier:  # read and written again: a field that is newer than the run has its default
+        known = configuration.structured(earlier["hdcnn"], HDCNNConfig)
+        earlier["hdcnn"] = json.loads(json.dumps(dataclasses.asdict(known)))
     differing = [name for name in sorted(earlier.keys() | now.keys()) if earlier.get(name) != now.get(name)]
     if differing:
         raise UserError(

@@ -99,7 +99,7 @@ def _recipe(recipe: dict[str, Any], begins_with: str) -> tuple[str, ...]:
         f"{recipe['momentum']:g}",
         f"{recipe['weight_decay']:g}" + (", on batch norm too" if recipe.get("decay_norms") else ""),
         _augmentation(recipe["augmentation"]),
-        "; ".join(beyond_the_paper(recipe)),
+        "; ".join(beyond_the_paper(recipe)) or "-",
         begins_with,
     )
 
