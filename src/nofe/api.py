@@ -22,7 +22,7 @@ def configure(
     settings: Mapping[str, Any] | None = None,
     recipe: str = PAPER,
 ) -> RunConfig:
-    """The architecture's recipe for this data, with the fields of `settings` replaced ({"generalist.epochs": 5})."""
+    """The architecture's recipe or the one named, with fields of `settings` replaced ({"generalist.epochs": 5})."""
     config = default_run(architecture, dataset, recipe)
     chosen: dict[str, Any] = {
         "data.root": data_root,
@@ -56,7 +56,8 @@ def train(
 ) -> dict[str, Any]:
     """Train base, generalist and network of experts in the folder `out`; returns the summary of the run.
 
-    `dataset` is a name (see `nofe list`) or a `nofe.Dataset` in memory. Load the result with `nofe.load(out)`.
+    `dataset` and `recipe` are names (see `nofe list`), or `dataset` a `nofe.Dataset` in memory. Load the result with
+    `nofe.load(out)`.
     In a script that torchrun starts, its processes train together, and each has the summary.
     """
     name = dataset if isinstance(dataset, str) else dataset.name
