@@ -269,11 +269,17 @@ def results(
     folder: Annotated[Path, typer.Option(help="One JSON file for each run, by device.")] = Path("results"),
     page: Annotated[Path, typer.Option(help="Made from these files alone.")] = Path("docs/results.md"),
 ) -> None:
-    """File the figures of finished runs, and write the page of all results anew."""
-    from nofe.experiments.results import file_result, read_results, results_page
+    """File the figures of finished runs, and write the page of all results, with its figures, anew."""
+    from nofe.experiments.markdown import results_page
+    from nofe.experiments.page import Index
+    from nofe.experiments.pictures import pictures
+    from nofe.experiments.results import file_result, read_results
     from nofe.runs import Run, write_atomically
 
     for run in runs or []:
         print(f"wrote {file_result(Run(run), folder)}")
-    write_atomically(page, results_page(read_results(folder)).encode())
+    found = read_results(folder)
+    for name, png in pictures(Index(found)).items():
+        write_atomically(page.parent / "figures" / name, png)
+    write_atomically(page, results_page(found).encode())
     print(f"wrote {page}")
