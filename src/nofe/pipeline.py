@@ -47,6 +47,7 @@ from nofe.specialties import (
     rule_named,
     spectral,
     update_named,
+    wordnet_specialties,
 )
 from nofe.streams import seed_for, stream
 from nofe.training.journal import Journal
@@ -164,6 +165,8 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
             f"--experts {config.specialties.count}: more than the {dataset.classes} classes of {config.data.name}; "
             f"use 2 to {dataset.classes}"
         )
+    if config.specialties.rule == "wordnet":
+        wordnet_specialties(dataset.class_names, config.specialties.count)
     described = {
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint(),
@@ -261,6 +264,8 @@ def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
         crop = task.config.experts.augmentation.crop
         confusion = count_confusion(base, task.train, crop, (classes, classes), task.runtime, everything)
         return task.runtime.ranks.first(lambda: spectral(confusion, config.count, rng))
+    if config.rule == "wordnet":
+        return wordnet_specialties(task.dataset.class_names, config.count)
     if config.rule == "groups":
         return task.runtime.ranks.first(lambda: given_groups(group_of_class(config.groups, task.dataset)))
     return random_balanced(classes, config.count, rng)
