@@ -42,6 +42,7 @@ def train(
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
+    kernels: Annotated[str, typer.Option(help="measure, together, loop, product or branches.")] = "measure",
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
 ) -> None:
     """Train a base and a network of experts, and compare them."""
@@ -61,7 +62,14 @@ def train(
         "base.by": base,
     }
     config, folder = _configured({k: v for k, v in chosen.items() if v is not None}, set_ or [], out, resume)
-    runtime = make_runtime(device, precision, compile=compile_, capture=capture, checkpoint_seconds=checkpoint_seconds)
+    runtime = make_runtime(
+        device,
+        precision,
+        compile=compile_,
+        capture=capture,
+        kernels=kernels,
+        checkpoint_seconds=checkpoint_seconds,
+    )
     progress = progress_for_this_output()
     if resume and not (folder / runs.CONFIG).exists():
         progress.say(f"{folder}: no run to go on with is here; starting one")

@@ -24,6 +24,7 @@ from nofe.errors import NofeError, UserError
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "bf16", "tf32", "fp32")
+KERNELS = ("measure", "together", "loop", "product", "branches")
 
 
 class Interrupted(NofeError):
@@ -42,6 +43,7 @@ class Runtime:
     precision: str = "fp32"
     compile: bool = False  # torch.compile
     capture: bool = False  # each training step is one CUDA graph
+    kernels: str = "measure"  # of the experts: the fastest, or one of KERNELS without measuring
     checkpoint_seconds: float = 0.0  # at least this long between two checkpoints; 0 is every epoch
     rank: int = 0
     ranks: int = 1
@@ -63,6 +65,7 @@ def make_runtime(
     *,
     compile: bool | None = None,
     capture: bool | None = None,
+    kernels: str = "measure",
     checkpoint_seconds: float = 0.0,
 ) -> Runtime:
     """Choose the device, its arithmetic and how steps are launched; every choice can be named instead."""
@@ -70,6 +73,8 @@ def make_runtime(
         raise UserError(f"--device {device}: unknown; choose one of {', '.join(DEVICES)}")
     if precision not in PRECISIONS:
         raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
+    if kernels not in KERNELS:
+        raise UserError(f"--kernels {kernels}: unknown; choose one of {', '.join(KERNELS)}")
     try:
         chosen = torch.device(_best_device() if device == "auto" else device)
     except RuntimeError as error:
@@ -97,6 +102,7 @@ def make_runtime(
         precision,
         compile=bool(compile),
         capture=chosen.type == "cuda" if capture is None else capture,
+        kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
     )
 
@@ -148,6 +154,13 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_cpu_model()}, {os.cpu_count()} cores" if device.type == "cpu" else "Apple GPU"
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept between runs: NOFE_CACHE, or nofe/ in the user's folder for caches."""
+    if named := os.environ.get("NOFE_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nofe"
 
 
 def _cpu_model() -> str:
