@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nofe.data.batches import DeviceImages
+from nofe.frozen import frozen
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
-
-EVALUATION_BATCH = 500
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,12 @@ class SpecialtyFigures:
 def logits_of(
     model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits and labels in evaluation mode, each image once; the model is put back in the mode it was in."""
-    was_training = model.training
-    model.eval()
+    """Logits and labels in evaluation mode, each image once; the model stays in the mode it is in."""
     every = torch.arange(len(images), device=runtime.device) if index is None else index
-    with torch.inference_mode(), runtime.autocast():
-        for part in torch.split(every, EVALUATION_BATCH):
-            yield model(images.centre_view(part, crop)).float(), images.labels[part]
-    model.train(was_training)
+    network = frozen(model, runtime, len(every), crop)
+    with torch.inference_mode():
+        for part in torch.split(every, network.batch):
+            yield network(images.centre_view(part, crop)), images.labels[part]
 
 
 def accuracy(

@@ -82,6 +82,7 @@ def _outputs(layer: nn.Module) -> int:
 
 class _Convolution(StackedLayer):
     layouts = ("last", "first")
+    outputs_in_front = True  # of weight and bias: batch norm can be folded into them
 
     def __init__(self, layers: Sequence[nn.Conv2d]) -> None:
         super().__init__(layers)
