@@ -40,8 +40,9 @@ def images_at_once(runtime: Runtime, crop: int) -> int:
 class FrozenNetwork:
     """Images (N, 3, h, w), however many, to logits (N, outputs) in float32. `batch` is a good number to give it."""
 
-    def __init__(self, model: nn.Module, runtime: Runtime, images: int, crop: int) -> None:
-        self.batch = images_at_once(runtime, crop)  # whatever the images: how many go together shows in the last bits
+    def __init__(self, model: nn.Module, runtime: Runtime, images: int, crop: int, at_once: int | None = None) -> None:
+        # Whatever the number of images: how many go together shows in the last bits of their logits.
+        self.batch = at_once or images_at_once(runtime, crop)
         self._runtime, self._crop = runtime, crop
         # With norms, in the form and with the kernels of its own; takes the weights from `model` at each refresh.
         self._whole = copy.deepcopy(model).eval().requires_grad_(False)

@@ -80,12 +80,12 @@ def _picture(name: str, record: Record, draw: "Callable[[Record], Figure]", capt
     import matplotlib.style
 
     buffer = io.BytesIO()
-    with matplotlib.style.context(["default", _style()]):  # not what the user's matplotlibrc says
+    with matplotlib.style.context(["default", figure_style()]):  # not what the user's matplotlibrc says
         draw(record).savefig(buffer, format="png")
     return Picture(name, caption, alternative, buffer.getvalue())
 
 
-def _style() -> dict[str, Any]:
+def figure_style() -> dict[str, Any]:
     return {
         "figure.facecolor": PAPER,
         "figure.dpi": DOTS_PER_INCH,
