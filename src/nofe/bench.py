@@ -113,11 +113,12 @@ def measure(
     if not cases:
         raise UserError("bench: no case is left that this device can run; choose other modes")
     peak = _peak_gigaflops(runtime)
-    timings: dict[Case, Timing] = {}
+    ratios: dict[Case, float | None] = {}
+    finished: dict[Case, _Prepared] = {}
     prepared: dict[Case, _Prepared] = {}
     for group in _groups(cases):
         for gone in prepared.keys() - set(group):
-            del prepared[gone]
+            finished[gone] = replace(prepared.pop(gone), launch=_nothing)  # which holds the network
         _release(runtime)
         for case in group:
             if case not in prepared:
@@ -132,15 +133,16 @@ def measure(
         of_base = next((statistics.median(times[case]) for case in group if case.network == "base"), None)
         for case in group:
             # The base is in several groups, and its own row is over all of them; a ratio is inside one.
-            ratio = None if of_base is None else statistics.median(times[case]) / of_base
-            timings[case] = _timing(case, prepared[case], ratio, peak)
+            ratios[case] = None if of_base is None else statistics.median(times[case]) / of_base
+    finished |= prepared
+    peak = max(peak, _peak_gigaflops(runtime))  # twice: who disturbs one of them may be gone in the other
     return {
         "architecture": architecture,
         "environment": environment(runtime, seed=0),
         "kernels": runtime.kernels,
         "rounds": rounds,
         "peak_gigaflops": round(peak, 1),
-        "timings": [asdict(timings[case]) for case in cases],
+        "timings": [asdict(_timing(case, finished[case], ratios[case], peak)) for case in cases],
     }
 
 
@@ -173,6 +175,10 @@ def _timing(case: Case, measured: _Prepared, ratio: float | None, peak: float) -
         gigaflops=round(measured.gigaflops, 3),
         share_of_peak=round(measured.gigaflops / ms * 1000 / peak, 4),
     )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _release(runtime: Runtime) -> None:
