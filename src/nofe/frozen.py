@@ -34,7 +34,7 @@ def images_at_once(runtime: Runtime, crop: int) -> int:
     """A GPU wants many; a processor's cache holds few."""
     if runtime.device.type != "cpu":
         return 2000 if crop <= SMALL_IMAGE else 500
-    return 250 if crop <= SMALL_IMAGE else 50
+    return 100 if crop <= SMALL_IMAGE else 50
 
 
 class FrozenNetwork:

@@ -28,10 +28,10 @@ from nofe.training.runtime import Runtime, cache_folder, device_name
 KERNELS = ("together", "loop", "product")
 BRANCHES = "branches"  # no kernel of a layer: the reference, branch by branch
 FILE = "kernels.json"
-LEAST_ROUNDS, MOST_ROUNDS = 3, 30  # in which the candidates take turns
+LEAST_ROUNDS, MOST_ROUNDS = 5, 30  # in which the candidates take turns
 SECONDS_A_CANDIDATE = 0.4  # what they may take together, within these limits
 HOPELESS = 2.0  # times slower than the best in the first round: not measured again
-CLEARLY = 0.97  # of the first candidate's time; what is not clearly faster is not worth another rounding
+CLEARLY = 0.95  # of the first candidate's time; what is not clearly faster is not worth another rounding
 log = logging.getLogger("nofe")
 
 
