@@ -47,6 +47,7 @@ def train(
     precision: Annotated[str | None, typer.Option(help="auto, bf16, tf32 or fp32.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
+    kernels: Annotated[str, typer.Option(help="measure, together, loop, product or branches.")] = "measure",
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm/--no-sync-batch-norm", help="Over the images of all ranks.")
@@ -74,6 +75,7 @@ def train(
         device,
         compile=compile_,
         capture=capture,
+        kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
     ) as runtime:
@@ -125,13 +127,19 @@ def _free(out: Path) -> Path:
 
 
 @app.command()
-def evaluate(run: RunFolder, data_root: DataRoot = None, as_json: AsJson = False, device: Device = "auto") -> None:
+def evaluate(
+    run: RunFolder,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile; pays for very many images.")] = False,
+) -> None:
     """Judge a run on its test images: top-1, top-5, by specialty, inside and across specialties."""
     from nofe.inference import evaluate_run
     from nofe.report.text import evaluation_in_words
     from nofe.training.runtime import make_runtime
 
-    figures = evaluate_run(run, make_runtime(device), data_root)
+    figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root)
     print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
 
 
@@ -198,27 +206,49 @@ def list_() -> None:
 def bench(
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
     experts: Annotated[list[int], typer.Option(help="K; repeatable.")] = [10],  # noqa: B006
-    classes: Annotated[list[int], typer.Option(help="C; repeatable.")] = [100],  # noqa: B006
-    batch: Annotated[list[int], typer.Option(help="Images a step; repeatable.")] = [128],  # noqa: B006
+    classes: Annotated[list[int] | None, typer.Option(help="C; repeatable; 100, for the update 1,000.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Images a step; repeatable; 128, on a processor 16.")] = None,
     network: Annotated[list[str] | None, typer.Option(help="base, loop, fused; all by default.")] = None,
     mode: Annotated[list[str] | None, typer.Option(help="eager, captured, compiled, compiled+captured.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="train, forward.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="In which all cases take turns.")] = 7,
+    task: Annotated[list[str] | None, typer.Option(help="train, forward, inference; or update, alone.")] = None,
+    grow: Annotated[str | None, typer.Option(help="A table and a plot over the number of experts or classes.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="In which cases take turns.")] = 7,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Write the table as JSON, too.")] = None,
+    kernels: Annotated[str, typer.Option(help="measure, together, loop, product or branches.")] = "measure",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to keep the table; by default benchmarks/results/DEVICE/.")
+    ] = None,
 ) -> None:
-    """Time base and experts side by side: training steps and inference."""
+    """Time base and experts side by side: training steps, inference, and updates of the specialties."""
     from nofe import bench as benchmark
-    from nofe.report.text import timings_in_words
+    from nofe.report.growth import growth_svg
+    from nofe.report.text import timings_in_words, update_in_words
     from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 
-    cases = benchmark.cases(network, mode, task, experts, classes, batch)
-    table = benchmark.measure(architecture, cases, make_runtime(device, precision), rounds=rounds)
-    print(timings_in_words(table))
-    if out is not None:
-        write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+    runtime = make_runtime(device, precision, kernels=kernels)
+    batches = batch or [128 if runtime.device.type == "cuda" else 16]
+    if task == ["update"]:
+        from nofe.update_cost import measure_update
+
+        chosen = benchmark.runtime_for(mode, runtime)
+        table = measure_update(architecture, (classes or [1000])[0], experts[0], batches[0], chosen, rounds)
+        text, name = update_in_words(table), f"{architecture}-update"
+    else:
+        if grow is None:
+            cases = benchmark.cases(network, mode, task, experts, classes or [100], batches)
+        else:
+            cases = benchmark.growing(grow, network, task, batches, runtime.device)
+        table = benchmark.measure(architecture, cases, runtime, rounds=rounds)
+        text = timings_in_words(table)
+        name = benchmark.table_name(architecture, task, grow)
+    print(text)
+    out = out or Path("benchmarks/results") / benchmark.folder_of(runtime) / f"{name}.json"
+    write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+    if grow is not None:
+        write_atomically(out.with_suffix(".svg"), growth_svg(table, grow))
+    print(f"\nwrote {out}" + (f" and {out.with_suffix('.svg').name}" if grow else ""))
 
 
 @app.command()

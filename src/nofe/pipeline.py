@@ -306,10 +306,30 @@ def train_experts(task: Task, generalist: nn.Module, specialties: Specialties) -
         network = plant_experts(task.architecture, specialties)
     if not restored(network, runs.NETWORK, task):
         network.fuse()
+        choose_kernels(task, network)
         train_over_classes(task, "experts", network, task.config.experts)
         network.unfuse()
         task.run.write(runs.NETWORK, weights(network))
+    elif not task.run.has(runs.KERNELS):
+        task.run.discard(runs.KERNELS)  # damaged, and of no use any more
     return network
+
+
+def choose_kernels(task: Task, network: NetworkOfExperts) -> None:
+    """Kernels that differ round differently: a run that goes on uses those that it began with."""
+    recipe, device = task.config.experts, task.runtime.device
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    noted = task.run.read_json(runs.KERNELS) if task.run.has(runs.KERNELS) else {"device": None, "choices": {}}
+    known = noted["choices"] if noted["device"] == device.type else {}
+    ranks = task.runtime.ranks
+    batch = min(recipe.batch, len(task.train)) // ranks.count
+    shape = (batch, 3, recipe.augmentation.crop, recipe.augmentation.crop)
+    # All ranks must hold the same parameters: the first one measures.
+    chosen = ranks.first(lambda: network.choose_kernels(shape, task.runtime, training=True, known=known))
+    if ranks.rank:
+        network.choose_kernels(shape, task.runtime, training=True, known=chosen, may_measure=False)
+    if chosen and chosen != known:
+        task.run.write_json(runs.KERNELS, {"device": device.type, "choices": chosen})
 
 
 def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe) -> None:

@@ -53,7 +53,7 @@ class FusedExperts(nn.Module):
         super().__init__()
         self.graph = graph
         self.experts = len(outputs)
-        self._path_of = stacked  # name of a stacked layer in the graph -> its path in a branch
+        self.path_of = stacked  # name of a stacked layer in the graph -> its path in a branch
         largest = max(outputs)
         kept = [k * largest + place for k, size in enumerate(outputs) for place in range(size)]
         self.ragged = len(set(outputs)) > 1
@@ -76,7 +76,7 @@ class FusedExperts(nn.Module):
         for expert in range(self.experts):
             for name, tensor in tensors.items():
                 layer, _, own = name.removeprefix("graph.").rpartition(".")
-                named[f"{expert}.{self._path_of[layer]}.{own}"] = self._part(layer, tensor, expert)
+                named[f"{expert}.{self.path_of[layer]}.{own}"] = self._part(layer, tensor, expert)
         return named
 
     def _part(self, layer: str, tensor: Tensor, expert: int) -> Tensor:
@@ -94,7 +94,7 @@ class FusedExperts(nn.Module):
             if name == "kept":
                 continue
             layer, _, last = name.removeprefix("graph.").rpartition(".")
-            wanted = [f"{expert}.{self._path_of[layer]}.{last}" for expert in range(self.experts)]
+            wanted = [f"{expert}.{self.path_of[layer]}.{last}" for expert in range(self.experts)]
             if not all(each in named for each in wanted):
                 continue
             full = torch.zeros_like(like, requires_grad=False)

@@ -85,12 +85,12 @@ def png_of(draw: "Callable[[], Figure]") -> bytes:
     import matplotlib.style
 
     buffer = io.BytesIO()
-    with matplotlib.style.context(["default", _style()]):  # not what the user's matplotlibrc says
+    with matplotlib.style.context(["default", figure_style()]):  # not what the user's matplotlibrc says
         draw().savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-def _style() -> dict[str, Any]:
+def figure_style() -> dict[str, Any]:
     return {
         "figure.facecolor": PAPER,
         "figure.dpi": DOTS_PER_INCH,
