@@ -143,7 +143,7 @@ class Twice(nn.Module):
     ("branch", "layer"),
     [
         (lambda: nn.Sequential(OrderedDict(odd=Twice(), flatten=nn.Flatten(), fc=nn.Linear(64, 3))), "cumsum"),
-        (lambda: nn.Sequential(OrderedDict(norm=nn.GroupNorm(2, 4), flat=nn.Flatten(), fc=nn.Linear(64, 3))), "norm"),
+        (lambda: nn.Sequential(OrderedDict(norm=nn.InstanceNorm2d(4), flat=nn.Flatten(), fc=nn.Linear(64, 3))), "norm"),
         (lambda: nn.Sequential(OrderedDict(conv=nn.Conv2d(4, 3, 3))), "output of a branch is maps"),
     ],
 )  # fmt: skip

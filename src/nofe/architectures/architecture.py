@@ -37,6 +37,10 @@ class Architecture:
     """Of the number of classes of one specialty, 1 or more."""
     experts_trunk: Callable[[], nn.Module] | None = None
     """The trunk under the experts, where it has layers without parameters that the generalist's has not."""
+    classifier_layer: Callable[[], str] | None = None
+    """Path in the head of its last layer, which is new for every number of outputs; for pretrained weights."""
+    branch_is_head: bool = False
+    """Branches are made like the head: experts then start from the generalist's, all but the last layer."""
 
     def classifier(self, outputs: int) -> Classifier:
         """The base, with C outputs, or the generalist, with K."""
