@@ -6,11 +6,13 @@ import json
 import math
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import cattrs
 
+from nofe.architectures import Architecture
+from nofe.architectures.options import AdaptConfig, architecture_with
 from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
@@ -68,6 +70,7 @@ class RunConfig:
 
     architecture: str
     seed: int = 0
+    adapt: AdaptConfig = field(default_factory=AdaptConfig)
     data: DataConfig = DataConfig()
     specialties: SpecialtiesConfig = SpecialtiesConfig()
     base: BaseConfig
@@ -80,6 +83,16 @@ class RunConfig:
         needs_base = self.specialties.rule == "spectral" or self.generalist.start == "base"
         if needs_base and self.base.by == "none":
             raise UserError("base.by=none: spectral specialties and generalist.start=base need a base; leave it on")
+        if self.adapt.parameters and self.specialties.rule == "groups":
+            raise UserError(
+                "adapt.parameters: with the rule groups the number of experts is not known in time; set "
+                "adapt.branch_width instead"
+            )
+
+
+def architecture_of(config: RunConfig, classes: int) -> Architecture:
+    """The network of a run, cut and sized as its configuration says."""
+    return architecture_with(config.architecture, config.adapt, classes, config.specialties.count)
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:

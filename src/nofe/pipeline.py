@@ -26,16 +26,19 @@ from torch import nn
 from nofe import config as configuration
 from nofe import runs
 from nofe.architectures import Architecture, Classifier, architecture_named, parameter_count
+from nofe.architectures.pretrained import read_weights, start_from
 from nofe.classifier import train_classifier
-from nofe.config import RunConfig, SpecialtiesConfig
+from nofe.config import RunConfig, SpecialtiesConfig, architecture_of
 from nofe.data import Dataset, load_dataset
 from nofe.data.batches import DeviceImages, pixel_mean
 from nofe.errors import RunError, UserError
 from nofe.evaluation import by_specialty, count_confusion, predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
+from nofe.experts.size import sizes_of
 from nofe.generalist import train_generalist
 from nofe.recipes import base_by
 from nofe.report.page import report_if_possible
+from nofe.report.text import sizes_in_words
 from nofe.runs import Run, open_run
 from nofe.specialties import (
     Specialties,
@@ -73,6 +76,7 @@ def train(
             return dict(run.read_json(runs.SUMMARY))
         with stopping_on_signals(runtime), closing(progress):
             task = prepare(config, held_out(config, dataset or read_dataset(config)), run, runtime, progress)
+            progress.say(sizes_in_words(sizes_before_training(task)))
             bases = train_bases(task)
             generalist, specialties = learn_specialties(task, bases)
             network = train_experts(task, generalist, specialties)
@@ -130,6 +134,8 @@ def held_out(config: RunConfig, dataset: Dataset) -> Dataset:
 def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
     """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
     _require_fitting_crops(config, dataset)
+    if config.adapt.weights:
+        read_weights(config.adapt.weights, config.architecture)  # a misspelt file, before anything is trained
     if config.specialties.rule == "groups":
         group_of_class(config.specialties.groups, dataset)  # a misspelt class, before the base is trained
     elif config.specialties.count > dataset.classes:
@@ -156,7 +162,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         mean = stored["mean"]
     return Task(
         config=config,
-        architecture=architecture_named(config.architecture),
+        architecture=architecture_of(config, dataset.classes),
         dataset=dataset,
         train=DeviceImages(dataset.train, mean, runtime.device),
         test=DeviceImages(dataset.test, mean, runtime.device),
@@ -182,9 +188,19 @@ def train_base(task: Task, file: str, recipe: Recipe) -> Classifier:
     task.seeded("base")
     base = task.architecture.classifier(task.classes)
     if not restored(base, file, task):
+        begin_from_weights(task, base)
         train_over_classes(task, stage, base, recipe)
         task.run.write(file, weights(base))
     return base
+
+
+def begin_from_weights(task: Task, model: Classifier) -> None:
+    """Weights that somebody trained, and a trunk that keeps them, where the configuration asks for it."""
+    options = task.config.adapt
+    if options.weights:
+        start_from(model, read_weights(options.weights, task.config.architecture), task.architecture, options.weights)
+    if options.frozen_trunk:
+        model.freeze_trunk()
 
 
 def learn_specialties(task: Task, bases: dict[str, Classifier]) -> tuple[Classifier, Specialties]:
@@ -194,11 +210,12 @@ def learn_specialties(task: Task, bases: dict[str, Classifier]) -> tuple[Classif
     specialties = first_specialties(task, base)
     task.seeded("generalist")
     generalist = task.architecture.classifier(specialties.count)
-    if config.generalist.start == "base" and base is not None:
-        generalist.trunk.load_state_dict(base.trunk.state_dict())
     if task.run.has(runs.SPECIALTIES) and restored(generalist, runs.GENERALIST, task):
         return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
     task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out
+    begin_from_weights(task, generalist)
+    if config.generalist.start == "base" and base is not None:
+        generalist.trunk.load_state_dict(base.trunk.state_dict())
     specialties = train_generalist(
         generalist,
         specialties,
@@ -270,6 +287,8 @@ def train_experts(task: Task, generalist: Classifier, specialties: Specialties) 
     else:
         network = plant_experts(task.architecture, specialties)
     if not restored(network, runs.NETWORK, task):
+        if task.config.adapt.frozen_trunk:
+            network.freeze_trunk()
         network.fuse()
         train_over_classes(task, "experts", network, task.config.experts)
         network.unfuse()
@@ -289,6 +308,15 @@ def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe)
         task.runtime,
         task.journal,
     )
+
+
+def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
+    """Parameters and multiplications of base and experts, the experts' with specialties of equal size."""
+    config = task.config
+    known = config.specialties.rule == "groups"
+    experts = len(set(group_of_class(config.specialties.groups, task.dataset))) if known else config.specialties.count
+    sizes = sizes_of(task.architecture, task.classes, experts, config.experts.augmentation.crop)
+    return {name: dataclasses.asdict(size) for name, size in sizes.items()}
 
 
 def summarise(
@@ -355,7 +383,7 @@ def _npz(**arrays: NDArray[Any]) -> bytes:
 
 def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
     """That the images hold what every stage crops and the network can read it, before anything is trained."""
-    architecture = architecture_named(config.architecture)
+    architecture = architecture_of(config, dataset.classes)
     recipes: dict[str, Recipe] = {"generalist": config.generalist, "experts": config.experts}
     if config.base.by in ("paper", "both"):
         recipes["base.paper"] = config.base.paper
@@ -380,7 +408,7 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
 
 
 def _require_same(config: RunConfig, run: Run) -> None:
-    earlier = run.read_config()
+    earlier = json.loads(json.dumps(configuration.to_json(configuration.from_json(run.read_config()))))
     now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
     differing = _differences(earlier, now)
     if differing:

@@ -120,9 +120,7 @@ def _built(build: Build, outputs: int) -> nn.Module:
             return build(outputs).to("meta")
 
 
-def plan_of(
-    model: nn.Module, image: Tensor, name: str, *, cut: str = "", scaled: bool = False
-) -> Plan:
+def plan_of(model: nn.Module, image: Tensor, name: str, *, cut: str = "", scaled: bool = False) -> Plan:
     """Find the cut of `model`; a UserError that names the layer in the way, and what to pass instead."""
     if cut:
         require_module(model, cut, name)

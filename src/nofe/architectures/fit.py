@@ -61,7 +61,9 @@ def with_outputs(model: nn.Module, path: str, outputs: int) -> None:
             **cast(Any, place),
         )
     else:
-        raise UserError(f"{path} ({type(layer).__name__}): a classifier is a linear layer or a convolution without groups")
+        raise UserError(
+            f"{path} ({type(layer).__name__}): a classifier is a linear layer or a convolution without groups"
+        )
     model.set_submodule(path, new)
 
 
@@ -80,7 +82,7 @@ def _fit_layer(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
     elif isinstance(layer, nn.Linear):
         if layer.in_features != shape[-1]:
             layer.in_features, weight = int(shape[-1]), layer.weight
-            layer.weight = _drawn_like(weight, (len(weight), layer.in_features))
+            layer.weight = drawn_like(weight, (len(weight), layer.in_features))
     else:
         _fit_norm(layer, shape)
 
@@ -97,7 +99,7 @@ def _fit_convolution(layer: nn.Conv2d, channels: int) -> None:
     elif channels % layer.groups:
         layer.groups = math.gcd(channels, layer.groups)
     layer.in_channels = channels
-    layer.weight = _drawn_like(weight, (layer.out_channels, channels // layer.groups, *weight.shape[2:]))
+    layer.weight = drawn_like(weight, (layer.out_channels, channels // layer.groups, *weight.shape[2:]))
 
 
 def _fit_norm(layer: nn.Module, shape: torch.Size) -> None:
@@ -120,13 +122,14 @@ def _fit_norm(layer: nn.Module, shape: torch.Size) -> None:
         if norm.running_mean is not None and norm.running_var is not None:
             norm.running_mean = norm.running_mean.new_zeros(channels)
             norm.running_var = norm.running_var.new_ones(channels)
+            norm.reset_running_stats()
     if weight is not None:
         cast(Any, layer).weight = nn.Parameter(weight.new_ones(channels))
         if getattr(layer, "bias", None) is not None:
             cast(Any, layer).bias = nn.Parameter(weight.new_zeros(channels))
 
 
-def _drawn_like(weight: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
+def drawn_like(weight: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
     """Normal, of the spread of `weight`, rescaled so that sums over more or fewer inputs keep theirs."""
     if weight.is_meta:
         return nn.Parameter(weight.new_empty(shape))

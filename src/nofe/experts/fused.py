@@ -18,7 +18,8 @@ from torch import Tensor, fx, nn
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
 from nofe.experts import rules
 from nofe.experts.branches import Branches
-from nofe.experts.kinds import Kind, NotFusable
+from nofe.experts.kinds import Kind
+from nofe.experts.kinds import NotFusable as NotFusable
 from nofe.experts.stacked import GroupedConvolution, SharedConvolution, StackedLayer
 
 # Act on each number, or on each channel, alone: the same module serves K*D channels.

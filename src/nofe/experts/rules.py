@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from nofe.experts.kinds import Kind, NotFusable
-from nofe.experts.stacked import BatchedLinear, SharedLinear, StackedLayer, stacked_tensor
+from nofe.experts.stacked import BatchedLinear, SharedLinear, StackedLayer
 
 if TYPE_CHECKING:
     from nofe.experts.fused import _Walk
@@ -38,9 +38,12 @@ POOLING: set[Any] = {F.adaptive_avg_pool2d, F.avg_pool2d, F.max_pool2d, F.adapti
 
 
 class ParameterStack(StackedLayer):
-    """Parameters of one module of each expert, (K, ...) each, under their own names."""
+    """Parameters of one module of each expert under their own names, one after another: (K*O, ...) of (O, ...).
 
-    flat = False
+    Flat, because a convolution's weight of five dimensions cannot be laid out channels last.
+    """
+
+    flat = True
     cast_by_autocast = False  # norms and scales stay in float32; what is a product casts its operands itself
 
     def __init__(self, modules: Sequence[nn.Module], names: Sequence[str]) -> None:
@@ -53,7 +56,7 @@ class ParameterStack(StackedLayer):
             parts = [cast(Tensor, getattr(module, name)).detach() for module in modules]
             if any(part.shape != parts[0].shape for part in parts):
                 raise NotFusable(f"{name} of {type(modules[0]).__name__} (its size differs between experts)")
-            self.register_parameter(name, nn.Parameter(stacked_tensor(parts)))
+            self.register_parameter(name, nn.Parameter(torch.cat(parts)))
         cast(Any, self).multipliers = getattr(modules[0], "multipliers", {})
 
 
@@ -62,7 +65,8 @@ class OneWeight(ParameterStack):
 
     def forward(self) -> Tensor:
         [weight] = self.parameters()
-        return weight  # (K, ...)
+        by_expert: Tensor = weight.unflatten(0, (self.experts, -1))
+        return by_expert  # (K, ...)
 
 
 class EachModule(nn.Module):
@@ -84,8 +88,8 @@ class EachModule(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         [template] = self._template
         template.train(self.training)
-        weights = {
-            f"{path}.{name}".removeprefix("."): weight
+        weights: dict[str, Tensor] = {
+            f"{path}.{name}".removeprefix("."): weight.unflatten(0, (self.experts, -1))
             for stack, path in self.owners.items()
             for name, weight in self.get_submodule(stack).named_parameters()
         }
@@ -125,7 +129,7 @@ class EachFunction(nn.Module):
     def _one(self, *values: Tensor) -> Any:
         args, kwargs = fx.node.map_aggregate(
             cast(Any, self.arrangement), lambda each: values[each.index] if isinstance(each, Place) else each
-        )  # type: ignore[misc]
+        )
         if isinstance(self.call, str):
             return getattr(args[0], self.call)(*args[1:], **kwargs)
         return self.call(*args, **kwargs)
@@ -155,7 +159,8 @@ class SharedEachLinear(SharedLinear):
             return super().forward(vectors)
         bias = None if self.bias is None else self.bias.flatten()
         outputs = F.linear(vectors, cast(Tensor, self.weight).flatten(0, 1), bias)  # (N, T, K*O)
-        return outputs.unflatten(-1, (self.experts, -1)).movedim(-2, 1)  # (N, K, T, O)
+        by_expert: Tensor = outputs.unflatten(-1, (self.experts, -1)).movedim(-2, 1)
+        return by_expert  # (N, K, T, O)
 
 
 # What is run whole
