@@ -109,7 +109,7 @@ class _Tracer(fx.Tracer):
         return not self._opens(module, path.removeprefix(ROOT).removeprefix("."))
 
 
-class _OneInput(nn.Module):
+class OneInput(nn.Module):
     """Called with images alone, so that further arguments of a forward keep their defaults."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -123,7 +123,7 @@ class _OneInput(nn.Module):
 def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: str) -> fx.Graph:
     was_training = model.training
     try:
-        graphs = [_Tracer(opens).trace(_OneInput(model.train(mode))) for mode in (True, False)]
+        graphs = [_Tracer(opens).trace(OneInput(model.train(mode))) for mode in (True, False)]
     except Exception as error:  # fx says in many ways that it cannot follow the code
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(

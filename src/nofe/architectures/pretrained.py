@@ -43,10 +43,12 @@ def read_weights(weights: str, architecture: str) -> dict[str, Tensor]:
 def start_from(model: Classifier, state: dict[str, Tensor], architecture: Architecture, what: str) -> None:
     """Load trunk and head of `model`, all but the last layer, which has outputs of its own."""
     named = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    of_run = any(name.startswith("trunk.") for name in named)
+    of_run = all(name.startswith(("trunk.", "head.")) for name in named)  # and not a model with a head of its own
     last = architecture.classifier_layer() if architecture.classifier_layer else _last_layer(model.head)
     for part, module in (("trunk", model.trunk), ("head", model.head)):
-        given = {n.removeprefix(f"{part}."): t for n, t in named.items() if not of_run or n.startswith(f"{part}.")}
+        given = (
+            {n.removeprefix(f"{part}."): t for n, t in named.items() if n.startswith(f"{part}.")} if of_run else named
+        )
         own = module.state_dict()
         wanted = [name for name in own if part == "trunk" or not name.startswith(f"{last}.")]
         _require_fitting(own, given, wanted, f"{what}: {architecture.name}")

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture, parameter_count
 from nofe.architectures.fit import drawn_like, fit
+from nofe.architectures.line import OneInput
 from nofe.errors import UserError
 
 STEPS = 64  # widths that a budget is met with are multiples of 1 / 64
@@ -114,7 +115,7 @@ def _trace(branch: nn.Module) -> fx.Graph:
     for module in reversed(list(branch.modules())):
         if list(module.children()) and module is not branch:
             try:
-                _Tracer(closed).trace(module)
+                _Tracer(closed).trace(OneInput(module))
             except Exception:  # fx says in many ways that it cannot follow the code
                 closed.add(module)
     try:

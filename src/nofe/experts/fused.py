@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
 from nofe.experts import rules
 from nofe.experts.branches import Branches
+from nofe.experts.following import followed, where
 from nofe.experts.kinds import Kind
 from nofe.experts.kinds import NotFusable as NotFusable
 from nofe.experts.stacked import GroupedConvolution, SharedConvolution, StackedLayer
@@ -134,24 +135,15 @@ def unfuse(fused: FusedExperts, branches: Branches) -> None:
     branches.train(fused.training)
 
 
-class _Tracer(fx.Tracer):
-    def __init__(self, classifier: nn.Module | None) -> None:
-        super().__init__()
-        self._classifier = classifier
-
-    def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        if isinstance(module, LEAVES) or rules.runs_whole(module, self._classifier):
-            return True
-        return not list(module.children()) and super().is_leaf_module(module, path)
-
-
 class _Walk:
     """One pass over the graph of a branch, writing the graph of all K."""
 
     def __init__(self, branches: Sequence[nn.Module]) -> None:
         self.branches = branches
         self.count = len(branches)
-        self.traces = [_trace(branch) for branch in branches]
+        traced = [followed(branch, LEAVES) for branch in branches]
+        self.traces = [graph for graph, _ in traced]
+        self._whole = traced[0][1]  # modules of the first branch that vmap runs as they are
         _require_alike(self.traces)
         self.graph = fx.Graph()
         self.root = nn.Module()
@@ -190,7 +182,7 @@ class _Walk:
         layers = [branch.get_submodule(path) for branch in self.branches]
         value, kind = self._value(node.args[0])
         rule = next((rule for types, rule in _RULES if isinstance(layers[0], types)), None)
-        if rule is None and rules.runs_whole(layers[0], rules.classifier_of(self.branches[0])):
+        if layers[0] in self._whole:
             return rules.each_module(self, path, layers, value, kind)
         if rule is None:
             raise NotFusable(f"{path} ({type(layers[0]).__name__})")
@@ -231,7 +223,8 @@ class _Walk:
             return self._flattened(*self._value(node.args[0]))
         if (result := rules.function(self, node)) is not None:
             return result
-        raise NotFusable(f"{node.name} ({target if isinstance(target, str) else getattr(target, '__name__', target)})")
+        name = target if isinstance(target, str) else getattr(target, "__name__", target)
+        raise NotFusable(f"{node.name} ({name}{where(node)})")
 
     def _flattened(self, value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
         if kind is Kind.MAPS:
@@ -350,13 +343,6 @@ def images_as_experts(images: Tensor, experts: int) -> Tensor:
 def _is_timms(norm: nn.BatchNorm2d) -> bool:
     """timm's batch norm with its activation inside."""
     return type(norm).__name__ == "BatchNormAct2d" and hasattr(norm, "drop") and hasattr(norm, "act")
-
-
-def _trace(branch: nn.Module) -> fx.Graph:
-    try:
-        return _Tracer(rules.classifier_of(branch)).trace(branch)
-    except Exception as error:  # fx says in many ways that it cannot follow the code
-        raise NotFusable(f"{type(branch).__name__} ({error})") from error
 
 
 def _require_alike(traces: Sequence[fx.Graph]) -> None:

@@ -7,12 +7,14 @@ keeps statistics, has a rule of its own in `fused.py`.
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nofe.experts.kinds import Kind, NotFusable
 from nofe.experts.stacked import BatchedLinear, SharedLinear, StackedLayer
@@ -103,8 +105,21 @@ class EachModule(nn.Module):
         if not weights and where is None:  # nothing tells the experts apart but what they draw
             value, where = value[:, None].expand(-1, self.experts, *value.shape[1:]), 1
         every = torch.vmap(one, in_dims=(0, where), out_dims=1, randomness="different")
-        result: Tensor = every(weights, value)
+        with batchable_attention(value.device):
+            result: Tensor = every(weights, value)
         return result
+
+
+@contextmanager
+def batchable_attention(device: torch.device) -> Iterator[None]:
+    """Kernels of attention that vmap knows: not the processor's flash attention, nor torch's shortcut in evaluation."""
+    shortcut = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(shortcut)
 
 
 class EachFunction(nn.Module):
@@ -166,13 +181,18 @@ class SharedEachLinear(SharedLinear):
 # What is run whole
 
 
+def can_run_whole(module: nn.Module, classifier: nn.Module | None) -> bool:
+    """Whether vmap could run a module: without buffers, which it cannot write, and without the ragged classifier."""
+    is_container = isinstance(module, CONTAINERS)
+    has_classifier = any(each is classifier for each in module.modules())
+    return not is_container and not has_classifier and next(module.buffers(), None) is None
+
+
 def runs_whole(module: nn.Module, classifier: nn.Module | None) -> bool:
-    """Whether a module is run by vmap as it is, instead of being followed inside. The classifier never is."""
+    """Whether a module is run by vmap as it is, instead of being followed inside."""
     if type(module).__name__ in DROPS_IMAGES:
         return True
-    if isinstance(module, CONTAINERS) or next(module.parameters(), None) is None:
-        return False
-    if next(module.buffers(), None) is not None or any(each is classifier for each in module.modules()):
+    if not can_run_whole(module, classifier) or next(module.parameters(), None) is None:
         return False
     if isinstance(module, BATCHED):
         return True
