@@ -120,7 +120,7 @@ def test_the_last_of_two_settings_counts_and_none_changes_nothing() -> None:
         ("generalist.epoch=5", "GeneralistConfig has no field 'epoch'; did you mean 'epochs'?"),
         ("generalst.epochs=5", "RunConfig has no field 'generalst'; did you mean 'generalist'?"),
         ("experts.augmentation.mirorr=true", "Augmentation has no field 'mirorr'; did you mean 'mirror'?"),
-        ("zzz=1", "RunConfig has no field 'zzz'; it has architecture, seed, data, specialties, base, generalist, exp"),
+        ("zzz=1", "RunConfig has no field 'zzz'; it has architecture, seed, adapt, data, specialties, base, gen"),
         ("=1", "RunConfig has no field ''"),
         ("generalist.=1", "GeneralistConfig has no field ''"),
         ("generalist.epochs", "has no '='; write --set generalist.epochs=5"),

@@ -227,10 +227,12 @@ def bench(
 ) -> None:
     """Time base and experts side by side: training steps and inference."""
     from nofe import bench as benchmark
+    from nofe.architectures.zoo import trust
     from nofe.report.text import timings_in_words
     from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 
+    trust(architecture)
     cases = benchmark.cases(network, mode, task, experts, classes, batch)
     table = benchmark.measure(architecture, cases, make_runtime(device, precision), rounds=rounds)
     print(timings_in_words(table))

@@ -393,8 +393,8 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
                 f"{name}.augmentation.crop={crop}: larger than the images of {dataset.image_size} pixels; "
                 f"bring images of {architecture.image_size} pixels for {architecture.name}, or set a smaller crop"
             )
-        if crop == architecture.input_size:
-            continue  # known to fit
+        if crop == architecture.input_size and architecture.classifier_layer is None:
+            continue  # known to fit; a network that is cut here is tried, so that a wrong cut is noticed now
         try:
             with torch.device("meta"), torch.inference_mode():  # where only shapes are computed
                 images = torch.zeros(1, 3, crop, crop)

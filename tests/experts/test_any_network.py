@@ -68,7 +68,9 @@ def own_sequential(outputs: int) -> nn.Module:
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),
             fc1=nn.Linear(12 * 8 * 8, 16),
+            bn3=nn.BatchNorm1d(16),
             relu3=nn.ReLU(),
+            drop=nn.Dropout(0.1),
             fc2=nn.Linear(16, outputs),
         )
     )
@@ -218,6 +220,14 @@ def test_saved_fused_and_loaded_one_by_one(name: str) -> None:
         assert not torch.allclose(again(images()), expected)
         again.load_state_dict(safetensors.torch.load(content))
         torch.testing.assert_close(again(images()), expected)
+        third = network_of(name, seed=2).eval()
+        third.fuse()
+        third.load_state_dict(safetensors.torch.load(content))
+        torch.testing.assert_close(third(images()), expected)
+    named = dict(again.named_parameters())
+    there_and_back = third.to_disk(third.from_disk(named))  # as momentum goes through a checkpoint
+    assert there_and_back.keys() == named.keys()
+    assert all(torch.equal(there_and_back[parameter], named[parameter]) for parameter in named)
 
 
 @every_network

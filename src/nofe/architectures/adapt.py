@@ -114,7 +114,7 @@ def _built(build: Build, outputs: int) -> nn.Module:
     if torch.get_default_device().type != "meta":
         return build(outputs)
     try:
-        return build(outputs)
+        return build(outputs).to("meta")
     except (RuntimeError, NotImplementedError):
         with torch.device("cpu"):
             return build(outputs).to("meta")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture, parameter_count
-from nofe.architectures.fit import drawn_like, fit
+from nofe.architectures.fit import NORMS, drawn_like, fit
 from nofe.architectures.line import OneInput
 from nofe.errors import UserError
 
@@ -102,7 +102,7 @@ class _Tracer(fx.Tracer):
         self._closed = closed
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        if module in self._closed or any(word in type(module).__name__ for word in UNKNOWN):
+        if module in self._closed or isinstance(module, NORMS) or any(w in type(module).__name__ for w in UNKNOWN):
             return True
         return not list(module.children()) or (
             not isinstance(module, fx.GraphModule) and super().is_leaf_module(module, path)
@@ -199,5 +199,4 @@ def _joins_side_by_side(node: fx.Node) -> bool:
 
 def _is_unknown(module: nn.Module) -> bool:
     """A step with weights of its own that is no layer known here."""
-    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
-    return not isinstance(module, norms) and next(module.parameters(), cast("Tensor | None", None)) is not None
+    return not isinstance(module, NORMS) and next(module.parameters(), cast("Tensor | None", None)) is not None

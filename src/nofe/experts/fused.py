@@ -311,6 +311,7 @@ _RULES: list[tuple[Any, _Rule]] = [
     (nn.Conv2d, _Walk.convolution),
     (nn.Linear, _Walk.linear),
     (nn.BatchNorm2d, _Walk.batch_norm),
+    (nn.BatchNorm1d, rules.batch_norm_of_vectors),
     (nn.Flatten, _Walk.flatten),
     (RANDOM, _Walk.random),
     (AcrossChannelLRN, _Walk.across_channels),

@@ -226,6 +226,30 @@ def each_module(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kin
     return result, Kind.VECTORS
 
 
+def batch_norm_of_vectors(
+    walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind
+) -> tuple[fx.Node, Kind]:
+    """nn.BatchNorm1d on (N, K, F), as one on K*F numbers."""
+    first = layers[0]
+    if (
+        type(first) is not nn.BatchNorm1d
+        or kind is not Kind.VECTORS
+        or not (first.affine and first.track_running_stats)
+    ):
+        raise NotFusable(f"{path} ({type(first).__name__} of {kind.value}, or without weights or running statistics)")
+    if len(set(walk.outputs)) > 1 or len({int(layer.num_batches_tracked) for layer in layers}) > 1:
+        raise NotFusable(f"{path} (experts differ in size or in their number of training steps)")
+    layer = nn.BatchNorm1d(walk.count * first.num_features, eps=first.eps, momentum=first.momentum)
+    layer.to(first.weight.device, first.weight.dtype)
+    with torch.no_grad():
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            getattr(layer, name).copy_(torch.cat([getattr(each, name) for each in layers]))
+    layer.num_batches_tracked = cast(Tensor, first.num_batches_tracked).clone()
+    flat = walk.graph.call_method("flatten", (value, 1))
+    normalised = walk.put(path, layer, flat, parameters=True)
+    return walk.graph.call_method("unflatten", (normalised, 1, (walk.count, -1))), Kind.VECTORS
+
+
 def weight(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind]:
     """A parameter that is read by name."""
     owner, _, own = str(node.target).rpartition(".")
