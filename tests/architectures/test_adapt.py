@@ -154,6 +154,20 @@ class Chooses(nn.Module):
         return self.fc(features if images.sum() > 0 else -features)
 
 
+class Doubles(nn.Module):
+    """Adds its input twice over, side by side: cannot keep the number of channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.ReLU())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.cat([features, features], 1) + self.conv(features)
+
+
+DOUBLES = nn.Sequential(Doubles(3), Doubles(6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 6))
+
+
 class DropsByFunction(nn.Sequential):
     def forward(self, images: Tensor) -> Tensor:
         return nn.functional.dropout(super().forward(images), 0.5, self.training)
@@ -167,6 +181,7 @@ class DropsByFunction(nn.Sequential):
         (nn.Sequential(nn.Flatten(), nn.Linear(3072, 6)), "", ["no convolution comes before", "pass cut="]),
         (Skips(), "", ["what follows after reads earlier layers", "pass cut= one of late, fc"]),
         (Skips(), "after", ["cut=after", "2 values cross it", "cut at one of late, fc"]),
+        (DOUBLES, "", ["Sequential: 1 changes the shape", "pass cut=1 to begin", "branch= of your own"]),
         (Chooses(), "", ["cannot follow Chooses.forward", "pass nn.Sequential(trunk, head)"]),
         (DropsByFunction(*plain()), "", ["something else in training (dropout)", "nn.Dropout"]),
         (nn.Conv2d(3, 4, 3), "", ["gives (1, 4,", "pass an image classifier"]),

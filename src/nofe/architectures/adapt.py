@@ -52,6 +52,7 @@ class InputScale(nn.Module):
 class Plan:
     """Where a model is cut. The graphs name layers of the model and serve every instance of it."""
 
+    name: str
     trunk: fx.Graph
     tail: fx.Graph
     block: fx.Graph | None  # of the default branch; None with a cut
@@ -136,6 +137,7 @@ def plan_of(model: nn.Module, image: Tensor, name: str, *, cut: str = "", scaled
         _scale_input(trunk)
     keeps_shape = block is not None and line.shapes[block[-1]] == line.shapes[block[0].all_input_nodes[0]]
     return Plan(
+        name=name,
         trunk=trunk,
         tail=line.part(first, None),
         block=line.part(block[0], block[-1]) if block is not None else None,
@@ -160,7 +162,15 @@ def branch_by(plan: Plan, model: nn.Module) -> nn.Module:
                 del block[layer]
         parameter = next(model.parameters())
         features = torch.zeros(plan.features, device=parameter.device, dtype=parameter.dtype)
-        fit(tail, fit(block, features))
+        try:
+            fit(tail, fit(block, features))
+        except (RuntimeError, ValueError) as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"{plan.name}: {layers[0].target} changes the shape of what it reads, and no block like it can be put "
+                f"behind it ({first_line}); pass cut={layers[0].target} to begin the experts with it, or a branch= of "
+                "your own"
+            ) from error
     return nn.Sequential(OrderedDict(block=block, tail=tail))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nofe.architectures.adapt import Build, adapted
@@ -106,8 +107,6 @@ def _timm_size(name: str, network: str, size: int | None) -> dict[str, Any]:
     if size is None:
         return {}
     try:
-        import torch
-
         with torch.device("meta"):
             timm.create_model(network.partition(".")[0], img_size=size)
     except TypeError:
