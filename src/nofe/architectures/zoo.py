@@ -167,10 +167,10 @@ def _users_module(module: str, name: str) -> Any:
 def _imported(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the latter where torch and torchvision do not fit each other
         package = module.partition(".")[0]
         raise UserError(
-            f"architecture {name!r}: {package} is not there ({error}); install it with pip install {package}, or nofe "
+            f"architecture {name!r}: cannot import {package} ({error}); install it with pip install {package}, or nofe "
             "with the extra 'zoo'"
         ) from error
 
