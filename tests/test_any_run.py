@@ -11,7 +11,10 @@ import torch
 import nofe
 from nofe.architectures import architecture_named, zoo
 from nofe.architectures.options import architecture_with
+from nofe.config import with_settings
 from nofe.data import Dataset
+from nofe.recipes import default_run
+from nofe.reuse import stage_keys
 from test_cli import answered, refusal, write_animals
 
 SHORT = {
@@ -133,3 +136,12 @@ def forget_architectures() -> None:
 def test_what_cannot_be_is_said_before_anything_is_trained(options: list[str], said: str, tmp_path: Path) -> None:
     assert said in refusal("train", *options, "--out", tmp_path / "run", "--device", "cpu")
     assert not (tmp_path / "run" / "config.json").exists()  # so that the corrected command may use the folder
+
+
+def test_another_run_shares_the_stages_that_its_options_leave_as_they_are() -> None:
+    def keys(*settings: str) -> dict[str, str]:
+        return stage_keys(with_settings(default_run("timm:test_resnet@32"), settings))
+
+    plain, narrow, frozen = keys(), keys("adapt.branch_width=0.5"), keys("adapt.frozen_trunk=true")
+    assert {stage for stage in plain if plain[stage] == narrow[stage]} == {"base", "generalist"}
+    assert not [stage for stage in plain if plain[stage] == frozen[stage]]

@@ -316,7 +316,7 @@ def test_a_device_that_is_not_there() -> None:
     ("name", "message"),
     [
         ("cifar", "cifar: no such data set; did you mean 'cifar1"),
-        ("nonsense", "nonsense: no such data set; there are glyphs, cifar100, cifar10, folder:PATH"),
+        ("nonsense", "nonsense: no such data set; choose from glyphs, cifar100, cifar10, folder:PATH"),
         ("folder:", "no folder is named; write folder:PATH"),
         ("folder:nowhere", "nowhere: no such folder"),
         ("{animals}", "not a data set's name but a folder; did you mean 'folder:"),

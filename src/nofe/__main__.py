@@ -17,7 +17,7 @@ def main() -> None:
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], prog_name="nofe", standalone_mode=False) or 0)
     except NofeError as error:
-        sys.exit(_fail(str(error), error.exit_code))
+        sys.exit(error.exit_code if error.told else _fail(str(error), error.exit_code))
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted", 130))
     except Exception as error:

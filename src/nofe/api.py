@@ -10,7 +10,7 @@ from nofe.data import Dataset
 from nofe.pipeline import train as run_pipeline
 from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run
 from nofe.training.progress import Silent, progress_for_this_output
-from nofe.training.runtime import make_runtime
+from nofe.training.runtime import launched_runtime
 
 
 def configure(
@@ -47,20 +47,33 @@ def train(
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     device: str = "auto",
-    precision: str = "auto",
+    precision: str | None = None,
+    compile: bool | None = None,
+    capture: bool | None = None,
+    checkpoint_seconds: float = 0.0,
+    sync_batch_norm: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train base, generalist and network of experts in the folder `out`; returns the summary of the run.
 
     `dataset` is a name (see `nofe list`) or a `nofe.Dataset` in memory. Load the result with `nofe.load(out)`.
+    In a script that torchrun starts, its processes train together, and each has the summary.
     """
     name = dataset if isinstance(dataset, str) else dataset.name
+    settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     config = configure(name, architecture, experts, rule, seed, data_root, settings)
-    return run_pipeline(
-        config,
-        Path(out),
-        resume=resume,
-        runtime=make_runtime(device, precision),
-        progress=Silent() if quiet else progress_for_this_output(),
-        dataset=None if isinstance(dataset, str) else dataset,
-    )
+    with launched_runtime(
+        device,
+        compile=compile,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        sync_batch_norm=sync_batch_norm,
+    ) as runtime:
+        return run_pipeline(
+            config,
+            Path(out),
+            resume=resume,
+            runtime=runtime,
+            progress=Silent() if quiet else progress_for_this_output(),
+            dataset=None if isinstance(dataset, str) else dataset,
+        )

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from nofe.config import RunConfig
+    from nofe.training.ranks import Ranks
 
 app = typer.Typer(
     add_completion=False,
@@ -45,19 +46,26 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="e.g. generalist.epochs=5; repeatable."),
     ] = None,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Take stages that this run has trained alike from there; repeatable."),
+    ] = None,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, bf16, tf32 or fp32.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
+    sync_batch_norm: Annotated[
+        bool, typer.Option("--sync-batch-norm/--no-sync-batch-norm", help="Over the images of all ranks.")
+    ] = False,
 ) -> None:
-    """Train a base and a network of experts, and compare them."""
+    """Train a base and a network of experts, and compare them. On several GPUs: torchrun ... -m nofe train ..."""
     from nofe import pipeline, runs
     from nofe.architectures.zoo import trust
     from nofe.report.text import comparison, specialties_in_words
-    from nofe.training.progress import progress_for_this_output
-    from nofe.training.runtime import make_runtime
+    from nofe.training.progress import Silent, progress_for_this_output
+    from nofe.training.runtime import launched_runtime
 
     chosen: dict[str, Any] = {
         "data.name": dataset,
@@ -73,22 +81,33 @@ def train(
         "specialties.rule": rule,
         "seed": seed,
         "base.by": base,
+        "precision": precision,
     }
     if architecture is not None:
         trust(architecture)
-    config, folder = _configured({k: v for k, v in chosen.items() if v is not None}, set_ or [], out, resume)
-    runtime = make_runtime(device, precision, compile=compile_, capture=capture, checkpoint_seconds=checkpoint_seconds)
-    progress = progress_for_this_output()
-    if resume and not (folder / runs.CONFIG).exists():
-        progress.say(f"{folder}: no run to go on with is here; starting one")
-    summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress)
-    progress.say(specialties_in_words(folder))
-    progress.say(comparison(summary))
-    progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
+    given = {name: value for name, value in chosen.items() if value is not None}
+    with launched_runtime(
+        device,
+        compile=compile_,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        sync_batch_norm=sync_batch_norm,
+    ) as runtime:
+        ranks = runtime.ranks
+        config, folder = ranks.first(lambda: _configured(given, set_ or [], out, resume, ranks))
+        progress = progress_for_this_output() if ranks.rank == 0 else Silent()
+        if resume and not (folder / runs.CONFIG).exists():
+            progress.say(f"{folder}: no run to go on with is here; starting one")
+        summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress, donors=reuse or [])
+        if config.until != "base":
+            progress.say(ranks.first(lambda: specialties_in_words(folder)))
+        progress.say(comparison(summary))
+        if config.until == "experts":
+            progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
 
 
 def _configured(
-    chosen: dict[str, Any], settings: list[str], out: Path | None, resume: bool
+    chosen: dict[str, Any], settings: list[str], out: Path | None, resume: bool, ranks: "Ranks"
 ) -> "tuple[RunConfig, Path]":
     """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
     from nofe import runs
@@ -106,8 +125,15 @@ def _configured(
         kind = config.data.name.partition(":")[0]
         architecture = re.sub(r"[^\w.-]+", "-", config.architecture)
         out = Path("runs") / f"{kind}-{architecture}-k{config.specialties.count}"
-        out = out if resume else _free(out)
+        out = out if resume else _chosen(out, ranks)
     return config, out
+
+
+def _chosen(out: Path, ranks: "Ranks") -> Path:
+    """A free folder; the one that was free at first, when torchrun starts the processes again."""
+    chosen = Path(ranks.recall(f"chosen for {out}") or _free(out))
+    ranks.remember(f"chosen for {out}", str(chosen))
+    return chosen
 
 
 def _weights(pretrained: bool, weights: Path | None) -> str | None:
@@ -241,16 +267,64 @@ def bench(
 
 
 @app.command()
+def reproduce(
+    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="See --list; or all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Every table and figure: rows, cost, state.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; go on with the same command.")] = None,
+    side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = 8,
+    data_root: Annotated[Path, typer.Option(help="Where CIFAR-100 lies, or is downloaded to.")] = Path("data"),
+    work: Annotated[Path, typer.Option(help="Folders of the runs.")] = Path("runs/reproduce"),
+    folder: Annotated[Path, typer.Option(help="One JSON file for each finished run, by device.")] = Path("results"),
+    only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
+    device: Device = "auto",
+    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+) -> None:
+    """Train what is missing of the paper's tables on CIFAR-100, and print them beside the paper's."""
+    from nofe.errors import RunError, UserError
+    from nofe.experiments import page
+    from nofe.experiments.reproduce import Workshop, missing
+    from nofe.experiments.reproduce import reproduce as run_all
+    from nofe.experiments.results import results_in
+    from nofe.experiments.tables import experiments_of, tables_named
+
+    chosen = tables_named(tables or ["all"])
+    if list_:
+        print(page.overview(chosen, seeds, results_in(folder)))
+        return
+    if not tables:
+        raise UserError("reproduce: no table is named; see nofe reproduce --list, or name all")
+    experiments = [each for each in experiments_of(chosen) if only is None or only in each.name]
+    if not experiments:
+        raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")
+    jobs = missing(experiments, seeds, results_in(folder))
+    print(f"{len(jobs)} runs are missing")
+    workshop = Workshop(work, folder, data_root, device, compile_)
+    unfinished = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else []
+    found = results_in(folder)
+    for table in chosen:
+        print(f"\n{page.table_in_words(table, found)}")
+    if unfinished:
+        raise RunError(f"{len(unfinished)} runs are not finished (first: {unfinished[0]}); run the command again")
+
+
+@app.command()
 def results(
     runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Finished runs to file.")] = None,
     folder: Annotated[Path, typer.Option(help="One JSON file for each run, by device.")] = Path("results"),
     page: Annotated[Path, typer.Option(help="Made from these files alone.")] = Path("docs/results.md"),
 ) -> None:
-    """File the figures of finished runs, and write the page of all results anew."""
-    from nofe.experiments.results import file_result, read_results, results_page
+    """File the figures of finished runs, and write the page of all results, with its figures, anew."""
+    from nofe.experiments.markdown import results_page
+    from nofe.experiments.page import Index
+    from nofe.experiments.pictures import pictures
+    from nofe.experiments.results import file_result, read_results
     from nofe.runs import Run, write_atomically
 
     for run in runs or []:
         print(f"wrote {file_result(Run(run), folder)}")
-    write_atomically(page, results_page(read_results(folder)).encode())
+    found = read_results(folder)
+    for name, png in pictures(Index(found)).items():
+        write_atomically(page.parent / "figures" / name, png)
+    write_atomically(page, results_page(found).encode())
     print(f"wrote {page}")

@@ -1,7 +1,6 @@
 """The configuration of a run: frozen dataclasses, to and from JSON, with every field in reach of `--set`."""
 
 import dataclasses
-import difflib
 import json
 import math
 import typing
@@ -17,7 +16,9 @@ from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
 from nofe.specialties import rule_named
+from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
+from nofe.training.runtime import require_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,8 @@ class RunConfig:
 
     architecture: str
     seed: int = 0
+    precision: str = "auto"  # of products and convolutions: bf16, tf32, fp32; auto is bf16 where the device has it
+    until: Literal["base", "specialties", "experts"] = "experts"  # the last stage that is trained
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
     data: DataConfig = DataConfig()
     specialties: SpecialtiesConfig = SpecialtiesConfig()
@@ -80,6 +83,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UserError(f"seed={self.seed}: out of range; use 0 or more")
+        require_precision(self.precision)
         needs_base = self.specialties.rule == "spectral" or self.generalist.start == "base"
         if needs_base and self.base.by == "none":
             raise UserError("base.by=none: spectral specialties and generalist.start=base need a base; leave it on")
@@ -88,6 +92,8 @@ class RunConfig:
                 "adapt.parameters: with the rule groups the number of experts is not known in time; set "
                 "adapt.branch_width instead"
             )
+        if self.until == "base" and self.base.by == "none":
+            raise UserError("until=base, base.by=none: nothing is left to train; leave one of them out")
 
 
 def architecture_of(config: RunConfig, classes: int) -> Architecture:
@@ -98,6 +104,11 @@ def architecture_of(config: RunConfig, classes: int) -> Architecture:
 def to_json(config: RunConfig) -> dict[str, Any]:
     as_dict: dict[str, Any] = _CONVERTER.unstructure(config)
     return as_dict
+
+
+def unstructured(value: Any) -> Any:
+    """A part of the configuration as plain values."""
+    return _CONVERTER.unstructure(value)
 
 
 def from_json(value: Any) -> RunConfig:
@@ -130,8 +141,7 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
     name, *rest = path
     kinds = typing.get_type_hints(type(value))
     if name not in kinds:
-        close = difflib.get_close_matches(name, kinds, n=1)
-        advice = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(kinds)}"
+        advice = did_you_mean(name, kinds)
         raise UserError(f"--set {setting}: {type(value).__name__} has no field '{name}'; {advice}")
     inner = getattr(value, name)
     if rest:

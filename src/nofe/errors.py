@@ -5,6 +5,7 @@ class NofeError(Exception):
     """Anything nofe reports to its user instead of a traceback."""
 
     exit_code = 1
+    told = False  # another process of the same launch raises the same, and says so
 
 
 class UserError(NofeError):

@@ -44,14 +44,22 @@ class SpecialtyFigures:
 def logits_of(
     model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits and labels in evaluation mode, each image once; the model is put back in the mode it was in."""
+    """Logits and labels in evaluation mode, each image once; the model is put back in the mode it was in.
+
+    Every rank gets the images of its `parts_of_rank`; together they have each image once.
+    """
     was_training = model.training
     model.eval()
     every = torch.arange(len(images), device=runtime.device) if index is None else index
     with torch.inference_mode(), runtime.autocast():
-        for part in torch.split(every, EVALUATION_BATCH):
+        for part in parts_of_rank(every, runtime):
             yield model(images.centre_view(part, crop)).float(), images.labels[part]
     model.train(was_training)
+
+
+def parts_of_rank(index: Tensor, runtime: Runtime) -> tuple[Tensor, ...]:
+    """Whole batches, dealt out: no image is padded in, and what is in a batch does not depend on how many ranks are."""
+    return torch.split(index, EVALUATION_BATCH)[runtime.ranks.rank :: runtime.ranks.count]
 
 
 def accuracy(
@@ -62,7 +70,7 @@ def accuracy(
     for logits, labels in logits_of(model, images, crop, runtime):
         targets = labels if target_of_class is None else target_of_class[labels]
         recognised += (logits.argmax(1) == targets).sum()
-    return int(recognised) / len(images)
+    return int(runtime.ranks.sum(recognised)) / len(images)
 
 
 def count_confusion(
@@ -73,7 +81,7 @@ def count_confusion(
     counts = torch.zeros(classes * outputs, dtype=torch.int64, device=runtime.device)
     for logits, labels in logits_of(model, images, crop, runtime, index):
         counts += torch.bincount(labels * outputs + logits.argmax(1), minlength=classes * outputs)
-    return counts.view(classes, outputs).cpu().numpy()
+    return runtime.ranks.sum(counts).view(classes, outputs).cpu().numpy()
 
 
 def mean_probabilities(
@@ -84,17 +92,24 @@ def mean_probabilities(
     for logits, labels in logits_of(model, images, crop, runtime):
         sums.index_add_(0, labels, logits.softmax(1))
     counts = torch.bincount(images.labels, minlength=classes).clamp(min=1)
-    return (sums / counts[:, None]).cpu().double().numpy()
+    return (runtime.ranks.sum(sums) / counts[:, None]).cpu().double().numpy()
 
 
 def predict(model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime) -> Predictions:
-    labels, classes, probabilities = [], [], []
-    for logits, truth in logits_of(model, images, crop, runtime):
-        top = logits.softmax(1).topk(min(5, logits.shape[1]))
-        labels.append(truth)
-        classes.append(top.indices)
-        probabilities.append(top.values)
-    return Predictions(*(torch.cat(parts).cpu().numpy() for parts in (labels, classes, probabilities)))
+    every = torch.arange(len(images), device=runtime.device)
+    classes = torch.zeros(len(images), 5, dtype=torch.int64, device=runtime.device)
+    probabilities = torch.zeros(len(images), 5, device=runtime.device)
+    known = 0  # columns that are filled: fewer than five when C < 5
+    answers = logits_of(model, images, crop, runtime)
+    for part, (logits, _) in zip(parts_of_rank(every, runtime), answers, strict=True):
+        known = min(5, logits.shape[1])
+        top = logits.softmax(1).topk(known)
+        classes[part, :known] = top.indices
+        probabilities[part, :known] = top.values
+    # The rows of other ranks are zero; rank 0 has the first part, and so knows the columns.
+    filled = slice(runtime.ranks.first(lambda: known))
+    whole = (runtime.ranks.sum(table)[:, filled].cpu().numpy() for table in (classes, probabilities))
+    return Predictions(images.labels.cpu().numpy(), *whole)
 
 
 def by_specialty(predictions: Predictions, specialties: Specialties) -> list[SpecialtyFigures]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -82,7 +83,9 @@ def train_generalist(
                 runtime,
                 torch.from_numpy(sample).to(runtime.device),
             )  # (C, K)
-            updated = update_rule(confusion, specialties, stream(seed, STAGE, "assignment", stop.update))
+            rng = stream(seed, STAGE, "assignment", stop.update)
+            # By rank 0 for all: solvers may round differently on the processors of another node.
+            updated = runtime.ranks.first(partial(update_rule, confusion, specialties, rng))
             changes = classes_moved(specialties, updated)
             settled = 0 if changes else settled + 1
             moved += changes

@@ -17,6 +17,7 @@ FILES_AT_ONCE = 64
 def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None) -> dict[str, Any]:
     """Top-1 and top-5 of experts and base, and where the experts' mistakes go."""
     finished = open_finished(path)
+    runtime.use_precision(finished.config.precision)
     network = finished.network().to(runtime.device)
     test = finished.test_images(runtime, data_root)
     predictions = predict(network, test, finished.crop, runtime)
@@ -39,6 +40,7 @@ def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None) ->
 def predict_files(path: Path, images: list[Path], top: int, runtime: Runtime) -> list[dict[str, Any]]:
     """The `top` most probable classes of each picture, each with the expert that owns it."""
     finished = open_finished(path)
+    runtime.use_precision(finished.config.precision)
     network = finished.network().to(runtime.device)
     files = find_images(images)
     height = finished.mean.shape[-1]

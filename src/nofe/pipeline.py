@@ -11,7 +11,7 @@ Every arrow is one value here and one file in the run folder; a stage whose file
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +36,10 @@ from nofe.evaluation import by_specialty, count_confusion, predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
 from nofe.experts.size import sizes_of
 from nofe.generalist import train_generalist
-from nofe.recipes import base_by
 from nofe.report.page import report_if_possible
 from nofe.report.text import sizes_in_words
-from nofe.runs import Run, open_run
+from nofe.reuse import FILES_OF_STAGE, adopt, base_recipes
+from nofe.runs import Run
 from nofe.specialties import (
     Specialties,
     Update,
@@ -50,12 +50,15 @@ from nofe.specialties import (
     rule_named,
     spectral,
     update_named,
+    wordnet_specialties,
 )
 from nofe.streams import seed_for, stream
 from nofe.training.journal import Journal
 from nofe.training.progress import Progress, Silent
+from nofe.training.ranks import Ranks
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment, make_runtime, stopping_on_signals
+from nofe.training.shared_run import open_shared_run
 
 
 def train(
@@ -66,22 +69,34 @@ def train(
     runtime: Runtime | None = None,
     progress: Progress | None = None,
     dataset: Dataset | None = None,
+    donors: Iterable[Path] = (),
 ) -> dict[str, Any]:
-    """Train base, generalist and experts in the folder `out`; returns the summary of the run."""
+    """Train base, generalist and experts in the folder `out`; returns the summary of the run.
+
+    A stage that one of the `donors`, folders of other runs, has trained alike is taken from there.
+    """
     runtime = runtime or make_runtime()
-    progress = progress or Silent()
-    with open_run(out, resume=resume, check=lambda run: _require_same(config, run)) as run:
+    runtime.use_precision(config.precision)
+    ranks = runtime.ranks
+    progress = progress if progress and ranks.rank == 0 else Silent()
+    with open_shared_run(out, resume=resume, check=lambda run: _require_same(config, run), ranks=ranks) as run:
         if run.has(runs.SUMMARY) and not run.damaged():
             progress.say(f"{out}: this run is complete")
             return dict(run.read_json(runs.SUMMARY))
         with stopping_on_signals(runtime), closing(progress):
-            task = prepare(config, held_out(config, dataset or read_dataset(config)), run, runtime, progress)
+            images = read_by_every_rank(lambda: held_out(config, dataset or read_dataset(config)), ranks)
+            task = prepare(config, images, run, runtime, progress)
             progress.say(sizes_in_words(sizes_before_training(task)))
-            bases = train_bases(task)
-            generalist, specialties = learn_specialties(task, bases)
-            network = train_experts(task, generalist, specialties)
-            summary = summarise(task, bases, generalist, network)
-        report_if_possible(run)
+            for stage in ranks.first(lambda: adopt(run, config, donors)):
+                progress.say(f"{stage}: taken from another run")
+            networks: dict[str, nn.Module] = dict(train_bases(task))
+            if config.until != "base":
+                networks["generalist"], specialties = learn_specialties(task, networks)
+            if config.until == "experts":
+                networks["experts"] = train_experts(task, networks["generalist"], specialties)
+            summary = summarise(task, networks)
+        if config.until == "experts":
+            ranks.first(lambda: report_if_possible(run))
         return summary
 
 
@@ -131,23 +146,39 @@ def held_out(config: RunConfig, dataset: Dataset) -> Dataset:
     return dataset.hold_out(config.data.hold_out, config.data.seed) if config.data.hold_out else dataset
 
 
+def read_by_every_rank(read: Callable[[], Dataset], ranks: Ranks) -> Dataset:
+    """Nodes may share no disk, so every rank reads for itself; all must find the same images."""
+    dataset = ranks.each(read)
+    of_first = ranks.first(dataset.fingerprint)
+
+    def require_the_same() -> None:
+        if dataset.fingerprint() != of_first:
+            raise UserError(f"{dataset.name}: other images than on rank 0; put the same data on every node")
+
+    ranks.each(require_the_same)
+    return dataset
+
+
 def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
     """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
     _require_fitting_crops(config, dataset)
     if config.adapt.weights:
         read_weights(config.adapt.weights, config.architecture)  # a misspelt file, before anything is trained
     if config.specialties.rule == "groups":
-        group_of_class(config.specialties.groups, dataset)  # a misspelt class, before the base is trained
+        runtime.ranks.first(lambda: group_of_class(config.specialties.groups, dataset))  # misspelt? before training
     elif config.specialties.count > dataset.classes:
         raise UserError(
             f"--experts {config.specialties.count}: more than the {dataset.classes} classes of {config.data.name}; "
             f"use 2 to {dataset.classes}"
         )
+    if config.specialties.rule == "wordnet":
+        wordnet_specialties(dataset.class_names, config.specialties.count)
     described = {
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint(),
         "classes": list(dataset.class_names),
     }
+    runtime.decide_on_compiling(training_steps(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):
         _require_same_data(dataset, run)
     else:
@@ -172,19 +203,21 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
     )
 
 
+def training_steps(config: RunConfig, images: int) -> int:
+    """Of all stages together."""
+    recipes: list[Recipe] = list(base_recipes(config).values())
+    recipes += [config.generalist] if config.until != "base" else []
+    recipes += [config.experts] if config.until == "experts" else []
+    return sum(recipe.epochs * (images // recipe.batch) for recipe in recipes)
+
+
 def train_bases(task: Task) -> dict[str, Classifier]:
     """The plain network: by the experts' recipe, for an honest comparison, and by the paper's own if asked for."""
-    config = task.config
-    recipes: dict[str, Recipe] = {}
-    if config.base.by in ("experts", "both"):
-        recipes[runs.BASE] = base_by(config.experts)
-    if config.base.by == "paper" or (config.base.by == "both" and config.base.paper != base_by(config.experts)):
-        recipes[runs.PAPER_BASE] = config.base.paper
-    return {file: train_base(task, file, recipe) for file, recipe in recipes.items()}
+    return {stage: train_base(task, stage, recipe) for stage, recipe in base_recipes(task.config).items()}
 
 
-def train_base(task: Task, file: str, recipe: Recipe) -> Classifier:
-    stage = file.removesuffix(".safetensors")
+def train_base(task: Task, stage: str, recipe: Recipe) -> Classifier:
+    [file] = FILES_OF_STAGE[stage]
     task.seeded("base")
     base = task.architecture.classifier(task.classes)
     if not restored(base, file, task):
@@ -203,7 +236,7 @@ def begin_from_weights(task: Task, model: Classifier) -> None:
         model.freeze_trunk()
 
 
-def learn_specialties(task: Task, bases: dict[str, Classifier]) -> tuple[Classifier, Specialties]:
+def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Classifier, Specialties]:
     """Stage 1."""
     config = task.config
     base = next(iter(bases.values()), None)
@@ -215,7 +248,7 @@ def learn_specialties(task: Task, bases: dict[str, Classifier]) -> tuple[Classif
     task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out
     begin_from_weights(task, generalist)
     if config.generalist.start == "base" and base is not None:
-        generalist.trunk.load_state_dict(base.trunk.state_dict())
+        generalist.trunk.load_state_dict(base.get_submodule("trunk").state_dict())
     specialties = train_generalist(
         generalist,
         specialties,
@@ -238,7 +271,7 @@ def _update(config: SpecialtiesConfig) -> Update | None:
     return update_named(config.rule, strength=config.strength, sweeps=config.sweeps or None)
 
 
-def first_specialties(task: Task, base: Classifier | None) -> Specialties:
+def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
     """A random balanced partition for the rules that learn; the final one for those that do not."""
     config, classes = task.config.specialties, task.classes
     rng = stream(task.config.seed, "specialties", "start")
@@ -247,9 +280,11 @@ def first_specialties(task: Task, base: Classifier | None) -> Specialties:
         everything = torch.arange(len(task.train), device=task.runtime.device)
         crop = task.config.experts.augmentation.crop
         confusion = count_confusion(base, task.train, crop, (classes, classes), task.runtime, everything)
-        return spectral(confusion, config.count, rng)
+        return task.runtime.ranks.first(lambda: spectral(confusion, config.count, rng))
+    if config.rule == "wordnet":
+        return wordnet_specialties(task.dataset.class_names, config.count)
     if config.rule == "groups":
-        return given_groups(group_of_class(config.groups, task.dataset))
+        return task.runtime.ranks.first(lambda: given_groups(group_of_class(config.groups, task.dataset)))
     return random_balanced(classes, config.count, rng)
 
 
@@ -279,7 +314,7 @@ def group_of_class(groups: str, dataset: Dataset) -> NDArray[np.int64]:
     return np.array([group_of_name[name] for name in dataset.class_names])
 
 
-def train_experts(task: Task, generalist: Classifier, specialties: Specialties) -> NetworkOfExperts:
+def train_experts(task: Task, generalist: nn.Module, specialties: Specialties) -> NetworkOfExperts:
     """Stage 2."""
     task.seeded("experts")
     if task.config.experts.start == "generalist":
@@ -319,37 +354,37 @@ def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
     return {name: dataclasses.asdict(size) for name, size in sizes.items()}
 
 
-def summarise(
-    task: Task, bases: dict[str, Classifier], generalist: Classifier, network: NetworkOfExperts
-) -> dict[str, Any]:
+def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
     """Last-epoch figures of every network, and what the experts say of every test image."""
-    predictions = predict(network, task.test, task.config.experts.augmentation.crop, task.runtime)
-    stored = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
-    task.run.write(runs.PREDICTIONS, _npz(**stored))
-    models: dict[str, nn.Module] = {file.removesuffix(".safetensors"): base for file, base in bases.items()}
-    models |= {"generalist": generalist, "experts": network}
-    lines = task.run.metrics()
-    networks = {}
-    for stage, model in models.items():
-        epochs = [line for line in lines if line["stage"] == stage and "epoch" in line]
-        if not epochs:
-            raise RunError(f"{task.run.file(runs.METRICS)}: has no epoch of {stage}; put it back, or start a new run")
-        networks[stage] = {
-            "accuracy": epochs[-1]["test_accuracy"],
-            "parameters": parameter_count(model),
-            "epochs": epochs[-1]["epoch"],
-            "seconds": round(sum(line["seconds"] for line in epochs), 1),
-        }
-    networks["experts"] |= {"accuracy": predictions.top(1), "top_5": predictions.top(5)}
-    specialties = network.specialties
-    summary = {
-        "networks": networks,
-        "specialties": [dataclasses.asdict(figures) for figures in by_specialty(predictions, specialties)],
-        "groups": kept_together(task.dataset, specialties),
-        "config": configuration.to_json(task.config),
-    }
+    config = task.config
+    figures = {stage: last_epoch(task, stage, network) for stage, network in networks.items()}
+    for stage, recipe in (base_recipes(config) | {"experts": config.experts}).items():
+        if stage in networks:
+            predictions = predict(networks[stage], task.test, recipe.augmentation.crop, task.runtime)
+            figures[stage] |= {"accuracy": predictions.top(1), "top_5": predictions.top(5)}
+    summary: dict[str, Any] = {"networks": figures, "config": configuration.to_json(config)}
+    if "generalist" in networks:
+        specialties = Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
+        summary["groups"] = kept_together(task.dataset, specialties)
+    if "experts" in networks:
+        stored = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
+        task.run.write(runs.PREDICTIONS, _npz(**stored))
+        each = by_specialty(predictions, specialties)
+        summary["specialties"] = [dataclasses.asdict(specialty) for specialty in each]
     task.run.write_json(runs.SUMMARY, summary)
     return summary
+
+
+def last_epoch(task: Task, stage: str, network: nn.Module) -> dict[str, Any]:
+    epochs = [line for line in task.run.metrics() if line["stage"] == stage and "epoch" in line]
+    if not epochs:
+        raise RunError(f"{task.run.file(runs.METRICS)}: has no epoch of {stage}; put it back, or start a new run")
+    return {
+        "accuracy": epochs[-1]["test_accuracy"],
+        "parameters": parameter_count(network),
+        "epochs": epochs[-1]["epoch"],
+        "seconds": round(sum(line["seconds"] for line in epochs), 1),
+    }
 
 
 def kept_together(dataset: Dataset, specialties: Specialties) -> dict[str, dict[str, float]]:

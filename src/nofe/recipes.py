@@ -6,6 +6,7 @@ Where paper and release differ, the choice and its reason are in docs/paper-map.
 from dataclasses import dataclass, replace
 
 from nofe.architectures import ARCHITECTURES, Architecture, architecture_named
+from nofe.architectures.matched import MATCHED
 from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig
 from nofe.data.batches import Augmentation
 from nofe.experts.stage import ExpertsConfig
@@ -21,7 +22,12 @@ class Recipes:
     experts: ExpertsConfig
     base: Recipe | None = None  # the paper's own for the base, where it differs from the experts'
     rule: str = "fully-balanced"
+    precision: str = "auto"
 
+
+# Activations are as large as pixels, 0..255, in networks that nothing normalises, and bfloat16 has eight bits. The
+# table `precision` of `nofe reproduce` shows what it costs.
+WITHOUT_BATCH_NORM = "tf32"
 
 # AlexNet-Quick mirrors in its generalist only, as in the release.
 QUICK = Recipes(
@@ -29,6 +35,7 @@ QUICK = Recipes(
         epochs=8, batch=100, rate=0.001, weight_decay=0.004, augmentation=Augmentation(mirror=True)
     ),
     experts=ExpertsConfig(epochs=12, drops=(8 / 12, 10 / 12), batch=100, rate=0.001, weight_decay=0.004),
+    precision=WITHOUT_BATCH_NORM,
 )
 ALEXNET = Recipes(
     generalist=GeneralistConfig(
@@ -42,6 +49,7 @@ ALEXNET = Recipes(
         weight_decay=0.004,
         augmentation=Augmentation(mirror=True),
     ),
+    precision=WITHOUT_BATCH_NORM,
 )
 # The release's rates: all its VGG files are on the 0.01 scale, the paper prints a tenth of it.
 VGG11 = Recipes(
@@ -64,6 +72,7 @@ VGG11 = Recipes(
         weight_decay=5e-4,
         augmentation=Augmentation(padding=4, mirror=True),
     ),
+    precision=WITHOUT_BATCH_NORM,
 )
 # The release's 49,000, 11,000 and 5,000 steps of 128 images; the paper counts them as if the batch were 100.
 NIN = Recipes(
@@ -86,6 +95,7 @@ NIN = Recipes(
         weight_decay=1e-3,
         augmentation=Augmentation(26, mirror=True),
     ),
+    precision=WITHOUT_BATCH_NORM,
 )
 # The paper's base has a fifth of the experts' weight decay: both can be run (base.by=both). The experts' recipe, and
 # so the base that they are compared with, decays batch norm as well: docs/decisions/0009-batch-norm-in-resnet56.md.
@@ -136,6 +146,7 @@ ALEXNET_CAFFE = Recipes(
         weight_decay=5e-4,
         augmentation=Augmentation(227, mirror=True),
     ),
+    precision=WITHOUT_BATCH_NORM,
 )
 # For the embedded data set, on a processor; chosen on glyphs of another seed than the default's.
 SMALL = Recipes(
@@ -167,6 +178,11 @@ RECIPES: dict[str, Recipes] = {
     "resnet56-c100": RESNET56,
     "alexnet-caffe": ALEXNET_CAFFE,
 }
+# A plain network of the experts' size is trained as the experts are.
+RECIPES |= {
+    architecture.name: next(RECIPES[name] for name in RECIPES if architecture.name.startswith(f"{name}-"))
+    for architecture in MATCHED
+}
 assert RECIPES.keys() == ARCHITECTURES.keys()
 
 SMALL_IMAGES = 64  # pixels up to which images are padded before they are cropped; larger ones have a margin
@@ -193,6 +209,7 @@ def default_run(architecture: str = DEMO_ARCHITECTURE, dataset: str = DEMO_DATAS
     recipes = recipes_for(architecture_named(architecture))
     return RunConfig(
         architecture=architecture,
+        precision=recipes.precision,
         data=DataConfig(name=dataset),
         specialties=SpecialtiesConfig(rule=recipes.rule),
         base=BaseConfig(paper=recipes.base or base_by(recipes.experts)),

@@ -186,3 +186,26 @@ def test_counts_of_widened_and_deepened_parts() -> None:
         assert small(torch.zeros(1, 3, 28, 28)).shape == (1, 64, 7, 7)
         assert parameter_count(resnet_branch(7, inputs=64, blocks=3)) == 3 * residual_block(64, 64) + fc(64, 7)
         assert parameter_count(resnet_head(7, inputs=64)) == fc(64, 7)
+
+
+@pytest.mark.parametrize("name", ["alexnet-c100", "vgg11-c100", "resnet56-c100"])
+def test_wider_bases_match_ten_experts_in_parameters_and_depth(name: str) -> None:
+    experts = experts_count(name, [10] * 10)
+    assert trunk_count(name) + head_count(f"{name}-wider", 100) == pytest.approx(experts, rel=0.01)
+    assert layers_with_weights(f"{name}-wider") == layers_with_weights(name) + ADDED[name]
+
+
+@pytest.mark.parametrize("name", ["alexnet-c100", "vgg11-c100", "resnet56-c100"])
+def test_deeper_bases_have_ten_times_the_convolutions_of_a_branch(name: str) -> None:
+    assert layers_with_weights(f"{name}-deeper") == layers_with_weights(name) + 10 * ADDED[name]
+    experts = experts_count(name, [10] * 10)
+    assert trunk_count(name) + head_count(f"{name}-deeper", 100) == pytest.approx(experts, rel=0.12)
+
+
+ADDED = {"alexnet-c100": 1, "vgg11-c100": 2, "resnet56-c100": 2}  # convolutions of one branch
+
+
+def layers_with_weights(name: str) -> int:
+    with torch.device("meta"):
+        base = ARCHITECTURES[name].classifier(100)
+    return sum(isinstance(layer, torch.nn.Conv2d | torch.nn.Linear) for layer in base.modules())

@@ -72,6 +72,18 @@ def test_an_epoch_cut_in_two_is_as_fast_as_its_second_part(tmp_path: Path, clock
     assert [line["images_per_second"] for line in Run(tmp_path).metrics()] == [5, 20]
 
 
+def test_an_epoch_after_a_finished_one_is_as_fast_as_it_is(tmp_path: Path, clock: Clock) -> None:
+    """The checkpoint at the end of an epoch still holds that epoch's images; they are not the next one's."""
+    first = Journal(Run(tmp_path), RUNTIME, Silent())
+    first.begin(state_at(0, 0), 16, 10)
+    first.save(state_at(4, 40))
+    resumed = Journal(Run(tmp_path), RUNTIME, Silent())
+    resumed.begin(state_at(0, 0), 16, 10)
+    clock.now += 2
+    resumed.epoch_done(state_at(8, 40), 2)
+    assert [line["images_per_second"] for line in Run(tmp_path).metrics()] == [20]
+
+
 def test_checkpoints_are_as_far_apart_as_the_runtime_wants(tmp_path: Path, clock: Clock) -> None:
     from nofe.training.checkpoint import read_checkpoint
 

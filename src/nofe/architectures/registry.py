@@ -1,18 +1,19 @@
-"""Networks by name: the six of the paper, a small one to begin with, two of today's, and those of other libraries."""
+"""Networks by name: the paper's, a small one, plain ones of the experts' size, two of today's, and other libraries'."""
 
-import difflib
 import functools
 from collections.abc import Callable
 
 from nofe.architectures.alexnet import ALEXNET_C100, ALEXNET_CAFFE, ALEXNET_QUICK_C100
 from nofe.architectures.architecture import Architecture
 from nofe.architectures.cifar import RESNET18_CIFAR, WRN_28_10
+from nofe.architectures.matched import MATCHED
 from nofe.architectures.nin import NIN_C100
 from nofe.architectures.resnet import RESNET56_C100
 from nofe.architectures.small import SMALL
 from nofe.architectures.vgg import VGG11_C100
 from nofe.architectures.zoo import SOURCES, is_zoo_name, zoo_architecture
 from nofe.errors import UserError
+from nofe.suggestions import did_you_mean
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
@@ -24,6 +25,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         RESNET56_C100,
         ALEXNET_CAFFE,
         SMALL,
+        *MATCHED,
     )
 }
 ADAPTED: dict[str, Callable[..., Architecture]] = {"resnet18-cifar": RESNET18_CIFAR, "wrn-28-10": WRN_28_10}
@@ -41,10 +43,8 @@ def architecture_named(name: str, cut: str = "") -> Architecture:
         if cut:
             raise UserError(f"cut={cut}: {name} has the paper's own cut; leave it out, or name another architecture")
         return ARCHITECTURES[name]
-    nearest = difflib.get_close_matches(name.lower(), [*ARCHITECTURES, *ADAPTED], n=1)
-    choice = ", ".join([*ARCHITECTURES, *ADAPTED, *SOURCES])
-    next_move = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {choice}"
-    raise UserError(f"architecture {name!r}: no network has this name; {next_move}")
+    known = [*ARCHITECTURES, *ADAPTED, *SOURCES]
+    raise UserError(f"architecture {name!r}: no network has this name; {did_you_mean(name, known)}")
 
 
 def summaries() -> dict[str, str]:

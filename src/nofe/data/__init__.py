@@ -1,10 +1,10 @@
 """Images in: every data source by name, as one `Dataset` value."""
 
-import difflib
 from pathlib import Path
 
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.errors import UserError
+from nofe.suggestions import did_you_mean
 
 __all__ = ["DATASETS", "Dataset", "ImageSet", "load_dataset"]
 
@@ -64,9 +64,6 @@ def _require_small(name: str, image_size: int) -> None:
 
 
 def _unknown(name: str) -> str:
-    known = ", ".join(DATASETS)
     if Path(name).is_dir():
         return f"{name}: not a data set's name but a folder; did you mean 'folder:{name}'?"
-    close = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.5)
-    suggestion = f"did you mean {close[0]!r}? " if close else ""
-    return f"{name}: no such data set; {suggestion}there are {known}"
+    return f"{name}: no such data set; {did_you_mean(name, DATASETS)}"

@@ -90,7 +90,10 @@ class Batches:
         self.augmentation = augmentation
         self.global_batch = min(batch, len(images))
         if self.global_batch % ranks:
-            raise UserError(f"batch={self.global_batch}: cannot be shared out over {ranks} ranks; use a multiple of it")
+            raise UserError(
+                f"batch={self.global_batch}: cannot be shared out over {ranks} ranks; use a multiple of {ranks}"
+            )
+        self.ranks = ranks
         self.batch = self.global_batch // ranks
         self.steps_per_epoch = len(images) // self.global_batch
         self._seed, self._stage = seed, stage

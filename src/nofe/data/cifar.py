@@ -60,6 +60,22 @@ LAYOUTS = {
 }
 
 
+# CIFAR-100's 20 superclasses, by two: ten groups that a person would make. Superclasses are numbered by name.
+SUPERCLASS_PAIRS = (
+    (0, 1),  # aquatic mammals, fish
+    (2, 4),  # flowers, fruit and vegetables
+    (3, 5),  # food containers, household electrical devices
+    (6, 9),  # household furniture, large man-made outdoor things
+    (7, 13),  # insects, other invertebrates
+    (8, 11),  # large carnivores, large omnivores and herbivores
+    (10, 17),  # large natural outdoor scenes, trees
+    (12, 16),  # medium-sized mammals, small mammals
+    (14, 15),  # people, reptiles: what is left
+    (18, 19),  # vehicles 1, vehicles 2
+)
+PAIR_OF_SUPERCLASS = {superclass: index for index, pair in enumerate(SUPERCLASS_PAIRS) for superclass in pair}
+
+
 def load_cifar(
     name: str, root: Path, *, download: bool = True, url: str | None = None, md5: str | None = None
 ) -> Dataset:
@@ -74,7 +90,10 @@ def load_cifar(
     class_names = _read_names(folder / layout.names_file, layout.names_key)
     groups: dict[str, tuple[int, ...]] = {}
     if layout.superclass_key is not None:
-        groups["superclass"] = _superclass_of_class(folder, [train, test], len(class_names))
+        superclass_of_class = _superclass_of_class(folder, [train, test], len(class_names))
+        groups["superclass"] = superclass_of_class
+        if set(superclass_of_class) == set(PAIR_OF_SUPERCLASS):  # not of a small copy for tests
+            groups["superclass-pair"] = tuple(PAIR_OF_SUPERCLASS[superclass] for superclass in superclass_of_class)
     return Dataset(
         name=name,
         class_names=class_names,

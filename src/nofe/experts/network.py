@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nofe.architectures import Architecture, Classifier
+from nofe.architectures import Architecture
 from nofe.architectures.architecture import WithTrunk
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
@@ -90,13 +90,13 @@ def plant_experts(architecture: Architecture, specialties: Specialties) -> Netwo
     return NetworkOfExperts(trunk, branches, specialties)
 
 
-def grow_experts(architecture: Architecture, specialties: Specialties, generalist: Classifier) -> NetworkOfExperts:
+def grow_experts(architecture: Architecture, specialties: Specialties, generalist: nn.Module) -> NetworkOfExperts:
     """The paper's way: the trunk is the generalist's, its last layers are dropped, the branches are new."""
     network = plant_experts(architecture, specialties)
-    network.trunk.load_state_dict(generalist.trunk.state_dict())
+    network.trunk.load_state_dict(generalist.get_submodule("trunk").state_dict())
     if architecture.branch_is_head and architecture.classifier_layer is not None:
         last = architecture.classifier_layer() + "."
-        trained = {n: t for n, t in generalist.head.state_dict().items() if not n.startswith(last)}
+        trained = {n: t for n, t in generalist.get_submodule("head").state_dict().items() if not n.startswith(last)}
         for branch in network.branches():
             branch.load_state_dict(branch.state_dict() | trained)
     return network

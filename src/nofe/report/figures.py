@@ -118,7 +118,8 @@ def _style() -> dict[str, Any]:
     }
 
 
-def _axes(height: float) -> "tuple[Figure, Axes]":
+def new_figure(height: float) -> "tuple[Figure, Axes]":
+    """Of the report's width; to be drawn inside `png_of`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height))
@@ -129,7 +130,7 @@ def draw_accuracy(record: Record) -> "Figure":
     from matplotlib.lines import Line2D
     from matplotlib.ticker import PercentFormatter
 
-    figure, axes = _axes(3.3)
+    figure, axes = new_figure(3.3)
     for stage in _drawn_last_is_on_top(record):
         _by_epoch(axes, record.epochs[stage], "accuracy", stage, linestyle=":", markersize=0)
         _by_epoch(axes, record.epochs[stage], "test_accuracy", stage, label=LABELS[stage])
@@ -144,7 +145,7 @@ def draw_accuracy(record: Record) -> "Figure":
 
 
 def draw_loss(record: Record) -> "Figure":
-    figure, axes = _axes(3.3)
+    figure, axes = new_figure(3.3)
     for stage in _drawn_last_is_on_top(record):
         _by_epoch(axes, record.epochs[stage], "loss", stage, label=LABELS[stage])
     axes.set(xlabel="epoch", ylabel="training loss (nats an image)", ylim=(0, None))
@@ -184,7 +185,7 @@ def draw_shares(record: Record) -> "Figure":
     from matplotlib.ticker import PercentFormatter
 
     count = record.specialties.count
-    figure, axes = _axes(min(1.3 + 0.2 * count, 6.5))
+    figure, axes = new_figure(min(1.3 + 0.2 * count, 6.5))
     parts = {"accuracy": "right class", "confused_inside": "confused inside", "confused_across": "confused across"}
     left = np.zeros(count)
     for (field, label), colour in zip(parts.items(), (RIGHT, INSIDE, ACROSS), strict=True):
@@ -204,7 +205,7 @@ def draw_confusion(record: Record) -> "Figure":
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import PercentFormatter
 
-    figure, axes = _axes(4.8)
+    figure, axes = new_figure(4.8)
     specialties = record.specialties
     colours = LinearSegmentedColormap.from_list("shares", [PAPER, FEW, ALL])
     # A few images in a hundred are the interesting part; on a linear scale they would look like none.

@@ -12,7 +12,7 @@ def comparison(summary: dict[str, Any]) -> str:
     """Base, generalist and experts side by side."""
     rows = [
         (
-            network_name(stage, len(summary["specialties"])),
+            network_name(stage, len(summary.get("specialties", ())) or summary["config"]["specialties"]["count"]),
             f"{figures['accuracy']:.2%}",
             f"{figures['parameters']:,}",
             f"{figures['epochs']}",
@@ -21,9 +21,9 @@ def comparison(summary: dict[str, Any]) -> str:
         for stage, figures in summary["networks"].items()
     ]
     text = table(("network", "accuracy", "parameters", "epochs", "seconds"), rows)
-    base = summary["networks"].get("base")
-    if base is not None:
-        gain = 100 * (summary["networks"]["experts"]["accuracy"] - base["accuracy"])
+    base, experts = summary["networks"].get("base"), summary["networks"].get("experts")
+    if base is not None and experts is not None:
+        gain = 100 * (experts["accuracy"] - base["accuracy"])
         side = "above" if gain >= 0 else "below"
         text += f"\n\nBy the same recipe the experts are {abs(gain):.2f} points {side} the base."
     return text

@@ -13,6 +13,7 @@ from nofe.specialties.baselines import argmax, given_groups, random_specialties,
 from nofe.specialties.elastic import elasso, elasso_cost
 from nofe.specialties.partition import Specialties
 from nofe.specialties.rules import RULES, Rule, Update, rule_named, update_named
+from nofe.specialties.wordnet import wordnet_specialties
 
 __all__ = [
     "RULES",
@@ -36,4 +37,5 @@ __all__ = [
     "rule_named",
     "spectral",
     "update_named",
+    "wordnet_specialties",
 ]

@@ -1,6 +1,5 @@
 """The rules by the names that configurations use."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from nofe.specialties.balanced import exact, fully_balanced
 from nofe.specialties.baselines import argmax
 from nofe.specialties.elastic import elasso
 from nofe.specialties.partition import Specialties
+from nofe.suggestions import did_you_mean
 
 # (confusion (C, K), current, rng) -> specialties: the second step of the alternation, Sec. 3.1
 Update = Callable[[npt.ArrayLike, Specialties, np.random.Generator], Specialties]
@@ -38,6 +38,7 @@ RULES: Final[dict[str, Rule]] = {
         Rule("random", "equal sizes, drawn once", updates=False),
         Rule("spectral", "spectral groups of a base network's confusion of classes", updates=False),
         Rule("groups", "groups that a person or the data set gives", updates=False),
+        Rule("wordnet", "a slice of WordNet's hypernyms; for classes named as in ImageNet", updates=False),
     )
 }
 
@@ -46,9 +47,7 @@ def rule_named(name: str) -> Rule:
     """The rule of this name, or an error that suggests one."""
     if name in RULES:
         return RULES[name]
-    close = difflib.get_close_matches(name, RULES, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(RULES)}"
-    raise UserError(f"rule '{name}': there is none; {hint}")
+    raise UserError(f"rule '{name}': there is none; {did_you_mean(name, RULES)}")
 
 
 def update_named(name: str, *, strength: float = 1000.0, sweeps: int | None = 1) -> Update:

@@ -42,18 +42,25 @@ def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
 
 def read_checkpoint(run: Run, stage: str) -> Checkpoint | None:
     """The newest undamaged checkpoint, if it is of this stage."""
+    content = stored_checkpoint(run, stage)
+    return None if content is None else checkpoint_from(content)
+
+
+def stored_checkpoint(run: Run, stage: str) -> bytes | None:
+    """`read_checkpoint`, as the bytes of its file."""
     for file in _files(run):
         content = file.read_bytes()
         if hashlib.sha256(content).hexdigest()[:32] != file.stem.split("-", 1)[1]:
             log.warning("%s: damaged (its checksum differs); using the checkpoint before it", file)
             file.rename(file.with_suffix(".damaged"))  # or the next checkpoint would push the good one out
             continue
-        header = json.loads(_metadata(content)["nofe"])
-        if header["stage"] != stage:
-            return None
-        tensors = safetensors.torch.load(content)
-        return Checkpoint(stage, header["step"], tensors, header["notes"])
+        return content if _header(content)["stage"] == stage else None
     return None
+
+
+def checkpoint_from(content: bytes) -> Checkpoint:
+    header = _header(content)
+    return Checkpoint(header["stage"], header["step"], safetensors.torch.load(content), header["notes"])
 
 
 def discard_checkpoints(run: Run) -> None:
@@ -62,10 +69,11 @@ def discard_checkpoints(run: Run) -> None:
         file.unlink(missing_ok=True)
 
 
-def _metadata(content: bytes) -> dict[str, str]:
+def _header(content: bytes) -> dict[str, Any]:
     length = int.from_bytes(content[:8], "little")
-    metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
-    return metadata
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+    header: dict[str, Any] = json.loads(metadata["nofe"])
+    return header
 
 
 def _files(run: Run) -> list[Path]:

@@ -5,6 +5,7 @@ handful of kernels cast them all. The numbers are the same ones, bit for bit.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from nofe.training.runtime import Runtime
 
 
 def forward_of(model: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tensor]:
-    """The model as a function of images in the precision of the runtime."""
+    """The model as a function of images in the precision of the runtime, its gradients averaged over ranks."""
+    replica = runtime.ranks.replica(model)
     if runtime.precision != "bf16":
-        return model
+        return replica
+    if runtime.ranks.count > 1:
+        return partial(_cast_by_autocast, replica, runtime)
     names = [
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -32,6 +36,13 @@ def forward_of(model: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tensor]
         return logits
 
     return forward
+
+
+def _cast_by_autocast(replica: nn.Module, runtime: Runtime, images: Tensor) -> Tensor:
+    """Layer by layer: were they cast at once, gradients would come at once, and none could travel during backward."""
+    with runtime.autocast():
+        logits: Tensor = replica(images)
+    return logits
 
 
 def _is_cast_by_autocast(module: nn.Module) -> bool:

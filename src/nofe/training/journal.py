@@ -6,35 +6,47 @@ from typing import Any, NoReturn
 import torch
 
 from nofe.runs import Run
-from nofe.training.checkpoint import Checkpoint, discard_checkpoints, read_checkpoint, write_checkpoint
+from nofe.streams import seed_for
+from nofe.training.checkpoint import (
+    Checkpoint,
+    checkpoint_from,
+    discard_checkpoints,
+    stored_checkpoint,
+    write_checkpoint,
+)
 from nofe.training.loop import TrainState
 from nofe.training.optimizer import current_rate, load_optimizer_tensors, optimizer_tensors, set_rate
 from nofe.training.progress import Progress
+from nofe.training.ranks import Ranks
 from nofe.training.recipe import rate_in_epoch
 from nofe.training.runtime import Interrupted, Runtime
 
 
 class Journal:
-    """The memory of a run across interruptions."""
+    """The memory of a run across interruptions. Rank 0 writes it and reads it to the others."""
 
     def __init__(self, run: Run, runtime: Runtime, progress: Progress) -> None:
         self.run, self.runtime, self.progress = run, runtime, progress
+        self.ranks = runtime.ranks
         self._epoch_began = time.monotonic()
         self._seen_before = 0  # images of the epoch that an interrupted run saw, in time that nobody took
         self._saved = time.monotonic()
 
     def begin(self, state: TrainState, steps: int, batch: int) -> dict[str, Any]:
         """Put the state where an earlier, interrupted run left it. Returns that run's notes; none is empty."""
-        checkpoint = read_checkpoint(self.run, state.stage)
+        content = self.ranks.first(lambda: stored_checkpoint(self.run, state.stage))
+        checkpoint = None if content is None else checkpoint_from(content)
         if checkpoint is not None:
             exact = _restore(state, checkpoint, self.runtime)
-            how = "exactly as if never interrupted" if exact else "the same to rounding, on another machine or a GPU"
+            rounding = "the same to rounding, on another machine, a GPU or many ranks"
+            how = "exactly as if never interrupted" if exact else rounding
             self.progress.say(f"{state.stage}: going on after step {state.step:,} of {steps:,}, {how}")
         else:
-            discard_checkpoints(self.run)
+            self.ranks.first(lambda: discard_checkpoints(self.run))
         self.run.forget_metrics(state.stage, after_step=state.step if checkpoint else -1)
         self.progress.begin(state, steps, batch)
-        self._epoch_began, self._seen_before = time.monotonic(), state.images
+        inside_epoch = state.step % (steps // state.recipe.epochs)
+        self._epoch_began, self._seen_before = time.monotonic(), state.images if inside_epoch else 0
         return checkpoint.notes["stage_notes"] if checkpoint else {}
 
     def epoch_done(self, state: TrainState, epoch: int, **figures: Any) -> None:
@@ -58,7 +70,7 @@ class Journal:
 
     def save(self, state: TrainState, **stage_notes: Any) -> None:
         """At the end of an epoch, unless the last checkpoint is younger than the runtime wants them apart."""
-        if time.monotonic() - self._saved >= self.runtime.checkpoint_seconds:
+        if self.ranks.first(lambda: time.monotonic() - self._saved >= self.runtime.checkpoint_seconds):
             self._write(state, stage_notes)
 
     def stop(self, state: TrainState, **stage_notes: Any) -> NoReturn:
@@ -73,33 +85,34 @@ class Journal:
         )
 
     def _write(self, state: TrainState, stage_notes: dict[str, Any]) -> None:
-        write_checkpoint(self.run, _snapshot(state, stage_notes))
+        checkpoint = _snapshot(state, stage_notes, self.ranks)
+        self.ranks.first(lambda: write_checkpoint(self.run, checkpoint))
         self._saved = time.monotonic()
 
 
-def _snapshot(state: TrainState, stage_notes: dict[str, Any]) -> Checkpoint:
+def _snapshot(state: TrainState, stage_notes: dict[str, Any], ranks: Ranks) -> Checkpoint:
     tensors = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
     momentum = _renamed("to_disk", state, optimizer_tensors(state.optimizer, state.model))
     tensors |= {f"momentum.{name}": tensor for name, tensor in momentum.items()}
     tensors["totals"] = state.totals
-    tensors["generator.cpu"] = torch.get_rng_state()
+    tensors["generator.cpu"] = ranks.gather(torch.get_rng_state())  # (ranks, ...): each drops its own
     if state.totals.device.type == "cuda":
-        tensors["generator.cuda"] = torch.cuda.get_rng_state(state.totals.device)
+        tensors["generator.cuda"] = ranks.gather(torch.cuda.get_rng_state(state.totals.device))
     notes = {
         "images": state.images,
         "rate": current_rate(state.optimizer),
         "threads": torch.get_num_threads(),
-        "arithmetic": _arithmetic(state),
+        "arithmetic": _arithmetic(state, ranks),
         "stage_notes": stage_notes,
     }
     return Checkpoint(state.stage, state.step, tensors, notes)
 
 
-def _arithmetic(state: TrainState) -> str:
+def _arithmetic(state: TrainState, ranks: Ranks) -> str:
     """What must be the same for the same bits to come out; a GPU does not promise it in any case."""
     if state.totals.device.type != "cpu":
         return state.totals.device.type
-    return f"cpu {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+    return f"cpu {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__} ranks {ranks.count}"
 
 
 def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> bool:
@@ -115,11 +128,22 @@ def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> boo
     load_optimizer_tensors(state.optimizer, state.model, _renamed("from_disk", state, of("momentum.")))
     state.totals.copy_(checkpoint.tensors["totals"])
     state.images, state.step = notes["images"], checkpoint.step
-    torch.set_rng_state(checkpoint.tensors["generator.cpu"])
-    if "generator.cuda" in checkpoint.tensors and runtime.device.type == "cuda":
-        torch.cuda.set_rng_state(checkpoint.tensors["generator.cuda"], runtime.device)
+    _restore_generators(state, checkpoint, runtime)
     torch.set_num_threads(notes["threads"])
-    return bool(notes["arithmetic"] == _arithmetic(state) and state.totals.device.type == "cpu")
+    # A sum over more than two ranks is rounded by its place in DDP's buffers, which a fresh start lays out anew.
+    repeatable = state.totals.device.type == "cpu" and runtime.ranks.count <= 2
+    return bool(notes["arithmetic"] == _arithmetic(state, runtime.ranks) and repeatable)
+
+
+def _restore_generators(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> None:
+    ranks, of_ranks = runtime.ranks, checkpoint.tensors["generator.cpu"]
+    if len(of_ranks) != ranks.count:  # the rest of this epoch drops other numbers than it would have
+        torch.manual_seed(seed_for(state.seed, state.stage, "dropout", "after step", state.step) + ranks.rank)
+        return
+    # Copies: torch reads the state as if it were aligned, and crashes where a row of a file is not.
+    torch.set_rng_state(of_ranks[ranks.rank].clone())
+    if "generator.cuda" in checkpoint.tensors and runtime.device.type == "cuda":
+        torch.cuda.set_rng_state(checkpoint.tensors["generator.cuda"][ranks.rank].clone(), runtime.device)
 
 
 def _renamed(how: str, state: TrainState, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,13 +1,15 @@
 """Where and how a training runs: device, precision, threads, signals. What it computes is not decided here.
 
-Environment variables are read in this file alone.
+Environment variables are read in this file, and those that torchrun sets in ranks.py; nowhere else.
 """
 
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,9 +23,13 @@ from typing import Any
 import torch
 
 from nofe.errors import NofeError, UserError
+from nofe.training.ranks import Launch, Ranks, joined_ranks
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "bf16", "tf32", "fp32")
+# Compiling takes 10 to 30 seconds and saves 0.3 to 1 ms a step on an H200 (benchmarks/results/nvidia-h200). On a CPU
+# it takes longer and saves less.
+STEPS_WORTH_COMPILING = 30_000
 
 
 class Interrupted(NofeError):
@@ -36,21 +42,40 @@ class Interrupted(NofeError):
 
 @dataclass
 class Runtime:
-    """The machine a stage runs on. `stop_signal` is set when the run is asked to stop after the current step."""
+    """The machine a stage runs on. `stop_signal` is set when the run is asked to stop, this rank or any other."""
 
     device: torch.device
     precision: str = "fp32"
-    compile: bool = False  # torch.compile
+    compile: bool | None = False  # torch.compile; None: where the run is long enough to pay for it
     capture: bool = False  # each training step is one CUDA graph
     checkpoint_seconds: float = 0.0  # at least this long between two checkpoints; 0 is every epoch
-    rank: int = 0
-    ranks: int = 1
+    sync_batch_norm: bool = False  # over the images of all ranks, not of each its own share
+    ranks: Ranks = field(default_factory=Ranks)
     stop_signal: int | None = field(default=None)
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
+
+    def stops_before(self, step: int) -> bool:
+        """Whether a signal asked for an end. All ranks stop before the same step."""
+        if agreed := self.ranks.asked(self.stop_signal or 0, step):
+            self.stop_signal = agreed
+        return bool(agreed)
+
+    def use_precision(self, precision: str) -> None:
+        """What a run asks for; `auto` leaves it as it is. Only a GPU has TF32."""
+        if precision == "auto":
+            return
+        self.precision = "fp32" if precision == "tf32" and self.device.type != "cuda" else precision
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
+
+    def decide_on_compiling(self, steps: int) -> None:
+        """Of a run of so many training steps, unless it is decided."""
+        if self.compile is None:
+            self.compile = self.device.type == "cuda" and steps >= STEPS_WORTH_COMPILING
 
     @property
     def input_dtype(self) -> torch.dtype:
@@ -69,12 +94,13 @@ def make_runtime(
     compile: bool | None = None,
     capture: bool | None = None,
     checkpoint_seconds: float = 0.0,
+    sync_batch_norm: bool = False,
+    ranks: Ranks | None = None,
 ) -> Runtime:
     """Choose the device, its arithmetic and how steps are launched; every choice can be named instead."""
     if device not in DEVICES and not device.startswith("cuda:"):
         raise UserError(f"--device {device}: unknown; choose one of {', '.join(DEVICES)}")
-    if precision not in PRECISIONS:
-        raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
+    require_precision(precision)
     try:
         chosen = torch.device(_best_device() if device == "auto" else device)
     except RuntimeError as error:
@@ -85,32 +111,88 @@ def make_runtime(
         raise UserError(f"--device {device}: there are {count} GPUs here; use cuda:0 to cuda:{count - 1}")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"--device {device}: PyTorch sees no Apple GPU here; use --device cpu")
-    if precision == "auto":
-        has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
-        precision = "bf16" if has_bf16 else "fp32"
-    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
     if capture and chosen.type != "cuda":
         raise UserError(
             f"--capture: only a CUDA device can capture steps, and this runs on {chosen.type}; leave it out"
         )
+    ranks = ranks or Ranks()
+    if capture and ranks.count > 1:
+        raise UserError("--capture: a step that several ranks take together cannot be captured; leave it out")
     if chosen.type == "cuda":
         chosen = torch.device("cuda", chosen.index or 0)
         torch.cuda.set_device(chosen)  # where streams and captured graphs are made; it wants a number
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
-    return Runtime(
+    runtime = Runtime(
         chosen,
-        precision,
-        compile=bool(compile),
-        capture=chosen.type == "cuda" if capture is None else capture,
+        compile=compile,
+        # DDP wants eleven eager steps, and a stream of its own, before its collectives can be captured.
+        capture=chosen.type == "cuda" and ranks.count == 1 if capture is None else capture,
         checkpoint_seconds=checkpoint_seconds,
+        sync_batch_norm=sync_batch_norm,
+        ranks=ranks,
     )
+    has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
+    runtime.use_precision(precision if precision != "auto" else "bf16" if has_bf16 else "fp32")
+    return runtime
+
+
+def require_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
+
+
+@contextmanager
+def launched_runtime(device: str = "auto", precision: str = "auto", **choices: Any) -> Iterator[Runtime]:
+    """`make_runtime` for a process that torchrun may have started with others: it joins them, and leaves at the end."""
+    launch = Launch.of_this_process()
+    own_device = _device_of_rank(device, launch) if launch.count > 1 else device
+    with joined_ranks(launch, on_gpu=own_device.startswith("cuda")) as ranks:
+        yield ranks.each(lambda: make_runtime(own_device, precision, ranks=ranks, **choices))
+
+
+def _device_of_rank(device: str, launch: Launch) -> str:
+    """A GPU for each rank of a node, or the processor for all."""
+    if device == "mps" or device.startswith("cuda:"):
+        raise UserError(f"--device {device}: one device for {launch.count} ranks; use --device cuda or cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cuda":
+        return device
+    if launch.local_count > (count := torch.cuda.device_count()):
+        raise UserError(
+            f"torchrun --nproc-per-node {launch.local_count}: there are {count} GPUs here, and each rank needs one; "
+            f"start at most {count}, or use --device cpu"
+        )
+    return f"cuda:{launch.local_rank}"
 
 
 def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+@contextmanager
+def sharing_the_gpu() -> Iterator[None]:
+    """Processes started inside run their kernels at the same time, by NVIDIA's MPS where it is installed.
+
+    Without it they take turns, and small networks leave most of the GPU idle.
+    """
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="nofe-mps-") as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        os.environ |= places
+        try:
+            started = subprocess.run([control, "-d"], capture_output=True, timeout=30).returncode == 0
+            yield
+            if started:
+                subprocess.run([control], input=b"quit\n", capture_output=True, timeout=30)
+        finally:
+            for name in places:
+                os.environ.pop(name, None)
 
 
 @contextmanager
@@ -142,6 +224,7 @@ def environment(runtime: Runtime, seed: int) -> dict[str, Any]:
         "device": device_name(runtime.device),
         "precision": runtime.precision,
         "threads": torch.get_num_threads(),
+        "ranks": runtime.ranks.count,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in packages},

@@ -1,0 +1,73 @@
+"""Plain networks that match a network of ten experts in parameters, and in parameters and depth (Sec. 4.1, Table 4).
+
+`-deeper`: ten times the convolutions, or residual blocks, of one branch, put before the base's own last layers, which
+is the paper's rule (the counts then differ by up to 12 %, as branches have smaller fully connected layers).
+`-wider`: the convolutions of one branch, with as many filters as it takes. The paper gives no widths; these match the
+experts' parameters to 1 %. `alexnet-c100-conv4`: one more convolution of 64 filters (supplement, depth against
+specialisation). They are trained as bases; their experts would be those of the network they are made from.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import nn
+
+from nofe.architectures.alexnet import ALEXNET_C100, alexnet_c100_head
+from nofe.architectures.architecture import Architecture
+from nofe.architectures.caffe import convolution, gaussian, xavier
+from nofe.architectures.resnet import RESNET56_C100, ResidualBlock, resnet_head
+from nofe.architectures.vgg import VGG11_C100, vgg_head
+
+Head = Callable[[int], nn.Module]
+
+
+def _alexnet(convolutions: int, width: int) -> Head:
+    def head(outputs: int) -> nn.Sequential:
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        inputs = 64
+        for number in range(4, 4 + convolutions):
+            layers[f"conv{number}"] = convolution(inputs, width, 5, padding=2, filler=gaussian(0.01))
+            layers[f"relu{number}"] = nn.ReLU()
+            inputs = width
+        return nn.Sequential(OrderedDict(**layers, head=alexnet_c100_head(outputs, width)))
+
+    return head
+
+
+def _vgg(convolutions: int, width: int) -> Head:
+    def head(outputs: int) -> nn.Sequential:
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        inputs = 256
+        for number in range(1, 1 + convolutions):
+            layers[f"conv4_{number}"] = convolution(inputs, width, 3, padding=1, filler=xavier, rate=(1, 2))
+            layers[f"relu4_{number}"] = nn.ReLU()
+            inputs = width
+        return nn.Sequential(OrderedDict(**layers, head=vgg_head(outputs, width)))
+
+    return head
+
+
+def _resnet(blocks: int, width: int) -> Head:
+    def head(outputs: int) -> nn.Sequential:
+        layers = OrderedDict(block1=ResidualBlock(256, width))
+        for number in range(2, 1 + blocks):
+            layers[f"block{number}"] = ResidualBlock(width, width)
+        return nn.Sequential(OrderedDict(**layers, head=resnet_head(outputs, width)))
+
+    return head
+
+
+def _matched(base: Architecture, suffix: str, summary: str, head: Head) -> Architecture:
+    return replace(base, name=f"{base.name}-{suffix}", summary=summary, head=head)
+
+
+MATCHED = (
+    _matched(ALEXNET_C100, "deeper", "10 more convolutions: the parameters of 10 experts", _alexnet(10, 64)),
+    _matched(ALEXNET_C100, "wider", "1 wide convolution more: parameters and depth of 10 experts", _alexnet(1, 328)),
+    _matched(ALEXNET_C100, "conv4", "1 more convolution of 64 filters: the depth of experts", _alexnet(1, 64)),
+    _matched(VGG11_C100, "deeper", "20 more convolutions: the parameters of 10 experts", _vgg(20, 256)),
+    _matched(VGG11_C100, "wider", "2 wide convolutions more: parameters and depth of 10 experts", _vgg(2, 734)),
+    _matched(RESNET56_C100, "deeper", "10 more blocks: the parameters of 10 experts", _resnet(10, 256)),
+    _matched(RESNET56_C100, "wider", "1 wide block more: parameters and depth of 10 experts", _resnet(1, 1020)),
+)

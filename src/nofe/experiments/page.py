@@ -1,0 +1,106 @@
+"""Tables of measured results beside the paper's: in the terminal, and as Markdown."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nofe.experiments.reproduce import Job, keys_of, keys_of_experiment, keys_with_results
+from nofe.experiments.tables import Row, Table
+from nofe.report.text import table as text_table
+
+MOST_SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One network of one run."""
+
+    seed: int
+    accuracy: float  # top-1, per cent
+    top_5: float | None
+    parameters: int
+    seconds: float
+    result: Mapping[str, Any]
+    stage: str
+
+
+class Index:
+    """Measured networks by what they are: the key of their stage."""
+
+    def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
+        self._by_key: dict[str, Measured] = {}
+        for result in results:
+            for stage, key in keys_of(result).items():
+                figures = result["networks"].get(stage)
+                if figures is not None:
+                    self._by_key.setdefault(key, _measured(result, stage, figures))
+
+    def of(self, row: Row) -> list[Measured]:
+        """Every seed of a row that was measured."""
+        keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in range(MOST_SEEDS))
+        return [self._by_key[key] for key in keys if key in self._by_key]
+
+
+def _measured(result: Mapping[str, Any], stage: str, figures: Mapping[str, Any]) -> Measured:
+    top_5 = figures.get("top_5")
+    return Measured(
+        seed=result["config"]["seed"],
+        accuracy=100 * figures["accuracy"],
+        top_5=None if top_5 is None else 100 * top_5,
+        parameters=figures["parameters"],
+        seconds=figures["seconds"],
+        result=result,
+        stage=stage,
+    )
+
+
+def mean_and_deviation(figures: Sequence[float]) -> str:
+    if not figures:
+        return "not measured"
+    deviation = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
+    return f"{statistics.mean(figures):.2f}{deviation} (n={len(figures)})"
+
+
+def cells(row: Row, measured: Sequence[Measured]) -> tuple[str, ...]:
+    """Label, ours, the paper's, the difference, top-5, parameters, seconds."""
+    accuracies = [each.accuracy for each in measured]
+    difference = "" if row.paper is None or not measured else f"{statistics.mean(accuracies) - row.paper:+.2f}"
+    top_5 = [each.top_5 for each in measured if each.top_5 is not None]
+    return (
+        row.label,
+        mean_and_deviation(accuracies),
+        "" if row.paper is None else f"{row.paper:.2f}",
+        difference,
+        f"{statistics.mean(top_5):.2f}" if top_5 else "",
+        f"{measured[0].parameters:,}" if measured else "",
+        f"{statistics.mean(each.seconds for each in measured):.0f}" if measured else "",
+    )
+
+
+HEAD = ("", "top-1 %, mean and deviation", "paper", "difference", "top-5 %", "parameters", "seconds")
+
+
+def table_in_words(table: Table, results: Sequence[Mapping[str, Any]]) -> str:
+    index = Index(results)
+    return f"{table.title}\n\n" + text_table(HEAD, [cells(row, index.of(row)) for row in table.rows])
+
+
+def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]]) -> str:
+    """Every table: how many of its runs are done, and what the missing ones cost alone on an H200."""
+    there = keys_with_results(results)
+    lines = []
+    for table in tables:
+        jobs = [Job(experiment, seed) for experiment in table.experiments() for seed in range(seeds)]
+        done = sum(job.done(there, results) for job in jobs)
+        left: set[str] = set()
+        seconds = 0.0
+        for job in jobs:  # a stage that several runs share is paid for once; one of a finished run, once more
+            if not job.done(there, results):
+                seconds += job.seconds(left)
+                left |= job.keys()
+        state = "done" if done == len(jobs) else "missing" if done == 0 else "in part"
+        cost = "" if done == len(jobs) else f"{seconds / 60:.1f}"
+        lines.append((table.name, table.title, f"{len(table.rows)}", f"{done}/{len(jobs)}", state, cost))
+    head = ("name", "what", "rows", "runs done", "state", "GPU minutes missing")
+    return text_table(head, lines)

@@ -1,0 +1,300 @@
+"""Train what is missing of the paper's tables, several runs side by side on one device.
+
+Each run is a process's job: small networks leave a GPU idle, and processes share it well (`sharing_the_gpu`). A job's
+result is one file in `results/`, written when it is complete; an interrupted one goes on from its checkpoint.
+"""
+
+import multiprocessing
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from nofe import config as configuration
+from nofe.config import RunConfig
+from nofe.errors import NofeError, UserError
+from nofe.experiments.results import file_hdcnn, file_result
+from nofe.experiments.tables import Experiment
+from nofe.reuse import base_recipes, stage_keys, stages_of
+from nofe.runs import Run
+
+# Seconds an epoch of 50,000 images, base and experts with K=10: one run alone on an H200, compiled and captured.
+SECONDS_AN_EPOCH = {
+    "alexnet-c100": (0.26, 0.30),
+    "alexnet-quick-c100": (0.26, 0.30),
+    "vgg11-c100": (0.7, 0.9),
+    "nin-c100": (0.7, 0.9),
+    "resnet56-c100": (2.45, 2.9),
+}
+
+
+HDCNN_SECONDS = 600.0  # of all its stages together
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: an experiment with a seed."""
+
+    experiment: Experiment
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment.name}-seed{self.seed}"
+
+    @property
+    def config(self) -> RunConfig:
+        return self.experiment.seeded(self.seed)
+
+    def keys(self) -> set[str]:
+        return set(keys_of_experiment(self.experiment, self.seed).values())
+
+    def done(self, there: Set[str], results: Sequence[Mapping[str, Any]]) -> bool:
+        """Every stage has a figure in some file; what else is measured must be in a file of this very experiment."""
+        own = [r for r in results if r.get("experiment") == self.experiment.name and r["config"]["seed"] == self.seed]
+        measured = all(any(measure in result for result in own) for measure in self.experiment.measures)
+        return measured and self.keys() <= there
+
+    def seconds(self, trained: Iterable[str] = ()) -> float:
+        """What is left of it is likely to take, alone on an H200, when the stages of these keys are there."""
+        trained = set(trained)
+        if self.experiment.hdcnn:
+            return 0.0 if self.keys() <= trained else HDCNN_SECONDS
+        epochs = epochs_of(self.config)
+        keys = stage_keys(self.config)
+        return sum(seconds_of(self.config, stage, epochs[stage]) for stage in epochs if keys[stage] not in trained)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where and how runs are made; what every worker process needs."""
+
+    runs: Path
+    results: Path
+    data_root: Path
+    device: str = "auto"
+    compile: bool | None = None
+
+
+def epochs_of(config: RunConfig) -> dict[str, int]:
+    recipes = {**base_recipes(config), "generalist": config.generalist, "experts": config.experts}
+    return {stage: recipes[stage].epochs for stage in stages_of(config)}
+
+
+def seconds_of(config: RunConfig, stage: str, epochs: int) -> float:
+    name = next((name for name in SECONDS_AN_EPOCH if config.architecture.startswith(name)), "alexnet-c100")
+    base, experts = SECONDS_AN_EPOCH[name]
+    larger = config.architecture != name  # a base of the experts' size
+    return epochs * (experts if larger or stage == "experts" else base)
+
+
+def keys_with_results(results: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The stages that some result file has a figure of."""
+    found: set[str] = set()
+    for result in results:
+        keys = keys_of(result)
+        found |= {key for stage, key in keys.items() if stage in result["networks"]}
+    return found
+
+
+def keys_of(result: Mapping[str, Any]) -> dict[str, str]:
+    """By stage; none for a result of a configuration that this version does not know."""
+    try:
+        config = configuration.from_json(result["config"])
+    except (UserError, KeyError):
+        return {}
+    if "hd-cnn" in result["networks"]:
+        return _keys_of_hdcnn(config)
+    return stage_keys(config)
+
+
+def keys_of_experiment(experiment: Experiment, seed: int) -> dict[str, str]:
+    config = experiment.seeded(seed)
+    return _keys_of_hdcnn(config) if experiment.hdcnn else stage_keys(config)
+
+
+def _keys_of_hdcnn(config: RunConfig) -> dict[str, str]:
+    [of_base] = stage_keys(config).values()
+    return {"hd-cnn": f"hd-cnn on {of_base}"}
+
+
+def missing(experiments: Iterable[Experiment], seeds: int, results: Sequence[Mapping[str, Any]]) -> list[Job]:
+    """Runs with a stage that no result file has, cheapest first."""
+    there = keys_with_results(results)
+    jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
+    return sorted((job for job in jobs if not job.done(there, results)), key=lambda job: job.seconds())
+
+
+def reproduce(
+    jobs: Sequence[Job],
+    workshop: Workshop,
+    *,
+    side_by_side: int,
+    minutes: float | None = None,
+    say: Callable[[str], None] = print,
+) -> list[str]:
+    """Run the jobs, `side_by_side` at a time, and file each result. Returns the names of those that failed.
+
+    After `minutes` runs that are under way stop with a checkpoint, and nothing new is started.
+    """
+    from nofe.training.runtime import sharing_the_gpu
+
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    with sharing_the_gpu():
+        crew = _Crew(workshop, min(side_by_side, len(jobs)))
+        try:
+            return _run_all(list(jobs), crew, deadline, say)
+        finally:
+            crew.dismiss()
+
+
+def _run_all(waiting: list[Job], crew: "_Crew", deadline: float | None, say: Callable[[str], None]) -> list[str]:
+    began = {}
+    failed: list[str] = []
+    count, finished = len(waiting), 0
+    while waiting or crew.at_work:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        while crew.idle and (job := _next(waiting, crew, left)) is not None:
+            waiting.remove(job)
+            began[job.name] = time.monotonic()
+            crew.give(job)
+        if not crew.at_work:
+            break  # what is left does not fit in the time
+        report = crew.wait(left)
+        if report is None:
+            continue
+        job, error = report
+        finished += 1
+        took = time.monotonic() - began[job.name]
+        say(f"{finished}/{count} {job.name}: {error or f'done in {took:.0f} s'}")
+        if error:
+            failed.append(job.name)
+    return failed + [job.name for job in crew.at_work.values()]
+
+
+def _next(waiting: Sequence[Job], crew: "_Crew", left: float | None) -> Job | None:
+    """The first that shares no stage with a run under way (it will find it trained), and that may end in time."""
+    busy = set().union(*(job.keys() for job in crew.at_work.values())) - crew.trained
+    for job in waiting:
+        fits = left is None or job.seconds(crew.trained) <= left
+        if fits and not job.keys() & busy:
+            return job
+    return None
+
+
+class _Crew:
+    """Worker processes, each with one job at a time."""
+
+    def __init__(self, workshop: Workshop, size: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        self._reports: Any = context.Queue()
+        self._jobs: list[Any] = [context.SimpleQueue() for _ in range(size)]
+        self._processes: list[SpawnProcess] = [
+            context.Process(target=_work, args=(number, jobs, self._reports, workshop), daemon=True)
+            for number, jobs in enumerate(self._jobs)
+        ]
+        for process in self._processes:
+            process.start()
+        self.at_work: dict[int, Job] = {}
+        self.trained: set[str] = set()
+
+    @property
+    def idle(self) -> list[int]:
+        return [n for n, process in enumerate(self._processes) if n not in self.at_work and process.is_alive()]
+
+    def give(self, job: Job) -> None:
+        number = self.idle[0]
+        self.at_work[number] = job
+        self._jobs[number].put(job)
+
+    def wait(self, seconds: float | None) -> tuple[Job, str | None] | None:
+        """The next job that ends, with what went wrong; None when none ends in the time or for a while."""
+        try:
+            number, error = self._reports.get(timeout=2.0 if seconds is None else max(0.01, min(2.0, seconds)))
+        except queue.Empty:
+            number = next((n for n in self.at_work if not self._processes[n].is_alive()), None)
+            if number is None:
+                return None
+            error = f"its process ended with exit code {self._processes[number].exitcode}"
+        job = self.at_work.pop(number)
+        if error is None:
+            self.trained |= job.keys()
+        return job, error
+
+    def dismiss(self) -> None:
+        """Those at work stop after their step, with a checkpoint."""
+        for number, process in enumerate(self._processes):
+            if number in self.at_work:
+                process.terminate()
+            else:
+                self._jobs[number].put(None)
+        for process in self._processes:
+            process.join(timeout=60)
+            if process.is_alive():
+                process.kill()
+
+
+def _work(number: int, jobs: Any, reports: Any, workshop: Workshop) -> None:
+    """A worker process: one job after another, until told that there is none."""
+    while (job := jobs.get()) is not None:
+        try:
+            run_job(job, workshop)
+            reports.put((number, None))
+        except NofeError as error:
+            reports.put((number, str(error)))
+        except Exception as error:  # one bad run must not end the others
+            reports.put((number, f"{type(error).__name__}: {error}"))
+
+
+def run_job(job: Job, workshop: Workshop) -> Path:
+    """Train the run, or what is missing of it, and file its result."""
+    import gc
+
+    import torch
+
+    from nofe.experiments.hdcnn import HDCNNConfig, train_hdcnn
+    from nofe.experiments.measures import MEASURES, measured_on_hdcnn
+    from nofe.pipeline import train
+    from nofe.training.runtime import make_runtime
+
+    runtime = make_runtime(workshop.device, compile=workshop.compile, checkpoint_seconds=60)
+    if runtime.compile is None:
+        runtime.compile = runtime.device.type == "cuda"  # kept on disk, and shared by all runs of a network
+    out = workshop.runs / job.name
+    config = configuration.with_settings(job.config, [configuration.as_setting("data.root", str(workshop.data_root))])
+    name = job.experiment.name
+    if job.experiment.hdcnn:
+        runtime.use_precision(config.precision)
+        summary = train_hdcnn(HDCNNConfig(), _dataset(config), out, seed=job.seed, resume=True, runtime=runtime)
+        more = measured_on_hdcnn(out, runtime)
+        path = file_hdcnn(summary, Run(out), config, workshop.results, name, **more)
+    else:
+        donors = sorted(path for path in workshop.runs.glob("*") if path != out and path.is_dir())
+        train(config, out, resume=True, runtime=runtime, dataset=_dataset(config), donors=donors)
+        more = {measure: MEASURES[measure](out, runtime) for measure in job.experiment.measures}
+        path = file_result(Run(out), workshop.results, name, experiment=name, **more)
+    torch._dynamo.reset()  # its caches hold the networks of this run
+    gc.collect()
+    if runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return path
+
+
+_DATASETS: dict[str, Any] = {}
+
+
+def _dataset(config: RunConfig) -> Any:
+    """Read once in each process."""
+    from nofe.architectures import architecture_named
+    from nofe.pipeline import read_dataset
+
+    key = f"{config.data} at {architecture_named(config.architecture).image_size} pixels"
+    if key not in _DATASETS:
+        _DATASETS.clear()
+        _DATASETS[key] = read_dataset(config)
+    return _DATASETS[key]

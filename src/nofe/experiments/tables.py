@@ -1,0 +1,320 @@
+"""Every table and figure of the paper on CIFAR-100, as data: which runs, which of their networks, the paper's figure.
+
+An experiment is a run's configuration under a name; a row picks one of its networks. Rows of several tables share
+experiments, and experiments share stages (`nofe.reuse`), so nothing is trained twice.
+"""
+
+from dataclasses import dataclass, replace
+
+from nofe.config import RunConfig, with_settings
+from nofe.errors import UserError
+from nofe.recipes import base_by, default_run
+from nofe.suggestions import did_you_mean
+from nofe.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    config: RunConfig  # of seed 0
+    measures: tuple[str, ...] = ()  # what else is measured on the finished run (nofe.experiments.measures)
+    hdcnn: bool = False  # HD-CNN on the base of this run
+
+    def seeded(self, seed: int) -> RunConfig:
+        return replace(self.config, seed=seed)
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    experiment: Experiment
+    network: str = "experts"  # whose accuracy it is
+    paper: float | None = None  # top-1 per cent; None where the paper has no such row
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+
+    def experiments(self) -> list[Experiment]:
+        return list({row.experiment.name: row.experiment for row in self.rows}.values())
+
+
+def _experiment(name: str, architecture: str, *settings: str) -> Experiment:
+    return Experiment(name, with_settings(default_run(architecture, "cifar100"), ["base.by=none", *settings]))
+
+
+def _base(architecture: str, by: str = "experts") -> Experiment:
+    """Only the base: by the experts' recipe, or by the paper's own."""
+    suffix = "" if by == "experts" else "-paper"
+    return _experiment(f"{architecture}-base{suffix}", architecture, "until=base", f"base.by={by}")
+
+
+def _experts(architecture: str, rule: str = "fully-balanced", count: int = 10, *settings: str) -> Experiment:
+    return _experiment(
+        f"{architecture}-{rule}-k{count}",
+        architecture,
+        f"specialties.rule={rule}",
+        f"specialties.count={count}",
+        *settings,
+    )
+
+
+def _by_recipe_of_base(architecture: str) -> Experiment:
+    """Experts trained by the paper's recipe of the base."""
+    config = _experts(architecture).config
+    fields = {name: getattr(config.base.paper, name) for name in Recipe.__dataclass_fields__}
+    return Experiment(
+        f"{architecture}-experts-by-base-recipe", replace(config, experts=replace(config.experts, **fields))
+    )
+
+
+def _variant(suffix: str, of: Experiment, *settings: str) -> Experiment:
+    return Experiment(f"{of.name}-{suffix}", with_settings(of.config, settings))
+
+
+KS = (2, 5, 10, 20, 50)
+PAPER_TABLE_1 = {
+    "fully-balanced": (53.3, 55.0, 56.2, 55.7, 55.33),
+    "elasso": (53.93, 53.6, 55.59, 55.3, 55.3),
+    "exact": (None,) * 5,
+}
+# Base and experts with K=10 and fully-balanced.
+PAPER_TABLE_3 = {
+    "alexnet-quick-c100": (37.94, 45.58),
+    "alexnet-c100": (54.04, 56.24),
+    "vgg11-c100": (68.48, 69.27),
+    "nin-c100": (65.41, 67.96),
+    "resnet56-c100": (73.52, 76.24),
+}
+ALEXNET, RESNET = "alexnet-c100", "resnet56-c100"
+LAMBDAS = (100, 200, 500, 1000, 10000)
+
+_SPECTRAL = _experts(ALEXNET, "spectral", 10, "base.by=experts")
+_RANDOM = _experts(ALEXNET, "random")
+_SUPERCLASS = _experts(ALEXNET, "groups", 20, "specialties.groups=superclass")
+_SUPERCLASS_PAIR = _experts(ALEXNET, "groups", 10, "specialties.groups=superclass-pair")
+
+TABLE_1 = Table(
+    "table-1",
+    "AlexNet-C100: number of experts and balancing (paper's Table 1)",
+    (
+        Row("base", _base(ALEXNET), "base", 54.0),
+        *(
+            Row(f"{rule}, K={count}", _experts(ALEXNET, rule, count), paper=figure)
+            for rule, figures in PAPER_TABLE_1.items()
+            for count, figure in zip(KS, figures, strict=True)
+        ),
+    ),
+)
+TABLE_2 = Table(
+    "table-2",
+    "AlexNet-C100: where specialties come from (paper's Table 2)",
+    (
+        Row("learned, fully-balanced", _experts(ALEXNET), paper=56.2),
+        Row("spectral clustering of the base's confusion", _SPECTRAL, paper=53.2),
+        Row("random, balanced", _RANDOM, paper=53.7),
+        Row("learned, exact", _experts(ALEXNET, "exact")),
+        Row("learned, argmax", _experts(ALEXNET, "argmax")),
+        Row("CIFAR-100's 20 superclasses (K=20)", _SUPERCLASS),
+        Row("10 pairs of superclasses", _SUPERCLASS_PAIR),
+    ),
+)
+
+
+def _rows_of_table_3(architecture: str, base: float, experts: float) -> list[Row]:
+    own = _base(architecture, "paper").config.base.paper
+    by_experts = _base(architecture)
+    same = own == base_by(by_experts.config.experts)
+    rows = [
+        Row(f"{architecture}: base, paper's recipe", by_experts, "base", base)
+        if same
+        else Row(f"{architecture}: base, paper's recipe", _base(architecture, "paper"), "base-paper", base)
+    ]
+    if not same:
+        rows.append(Row(f"{architecture}: base, experts' recipe", by_experts, "base"))
+    rows.append(Row(f"{architecture}: experts", _experts(architecture), paper=experts))
+    if not same:
+        rows.append(Row(f"{architecture}: experts, base's recipe", _by_recipe_of_base(architecture)))
+    return rows
+
+
+TABLE_3 = Table(
+    "table-3",
+    "Five networks: base and experts, K=10 (paper's Table 3)",
+    tuple(row for name, figures in PAPER_TABLE_3.items() for row in _rows_of_table_3(name, *figures)),
+)
+TABLE_4 = Table(
+    "table-4",
+    "Bases with the experts' parameters, and with their depth too (paper's Table 4)",
+    tuple(
+        row
+        for name, (deeper, wider) in {
+            ALEXNET: (30.75, 50.21),
+            "vgg11-c100": (68.68, 68.21),
+            RESNET: (73.50, 73.88),
+        }.items()
+        for row in (
+            Row(f"{name}: base", _base(name), "base", PAPER_TABLE_3[name][0]),
+            Row(f"{name}: experts", _experts(name), paper=PAPER_TABLE_3[name][1]),
+            Row(f"{name}: base, same parameters", _base(f"{name}-deeper"), "base", deeper),
+            Row(f"{name}: base, same parameters and depth", _base(f"{name}-wider"), "base", wider),
+        )
+    ),
+)
+SCRATCH = Table(
+    "scratch",
+    "Trunk from the generalist, or from scratch on the same specialties (Sec. 4.1)",
+    (
+        Row(f"{ALEXNET}: from the generalist", _experts(ALEXNET), paper=56.24),
+        Row(f"{ALEXNET}: from scratch", _variant("scratch", _experts(ALEXNET), "experts.start=scratch"), paper=49.53),
+        Row(f"{RESNET}: from the generalist", _experts(RESNET), paper=76.24),
+        Row(f"{RESNET}: from scratch", _variant("scratch", _experts(RESNET), "experts.start=scratch"), paper=73.95),
+    ),
+)
+FROM_BASE = Table(
+    "from-base",
+    "AlexNet-C100: generalist from a trained base; one more convolution (supplement)",
+    (
+        Row("experts, generalist from random weights", _experts(ALEXNET), paper=56.24),
+        Row(
+            "experts, generalist from the base",
+            _variant("from-base", _experts(ALEXNET), "generalist.start=base", "base.by=experts"),
+            paper=55.5,
+        ),
+        Row("base", _base(ALEXNET), "base", 54.04),
+        Row("base with one more convolution", _base(f"{ALEXNET}-conv4"), "base", 51.3),
+    ),
+)
+SIZES = Table(
+    "specialty-sizes",
+    "AlexNet-C100, K=10: sizes of elasso's specialties by lambda (supplement)",
+    tuple(
+        Row(
+            f"lambda {strength}",
+            Experiment(
+                f"{ALEXNET}-elasso-k10-lambda{strength}",
+                with_settings(
+                    _experts(ALEXNET, "elasso").config,
+                    [f"specialties.strength={strength}", "until=specialties", "precision=bf16"],
+                ),
+            ),
+            "generalist",
+        )
+        for strength in LAMBDAS
+    ),
+)
+FIGURE_3 = Table(
+    "figure-3",
+    "AlexNet-C100: accuracy of the generalist over training, by where specialties come from (paper's Figure 3)",
+    tuple(
+        Row(label, experiment, "generalist")
+        for label, experiment in (
+            ("learned, fully-balanced", _experts(ALEXNET)),
+            ("learned, exact", _experts(ALEXNET, "exact")),
+            ("spectral", _SPECTRAL),
+            ("random", _RANDOM),
+            ("10 pairs of superclasses", _SUPERCLASS_PAIR),
+        )
+    ),
+)
+MIRRORING = Table(
+    "mirroring",
+    "AlexNet-C100 without mirroring, which the first release had not (reference, row 1)",
+    tuple(
+        Row(label, _variant("no-mirror", experiment, *settings), network, paper)
+        for label, experiment, network, paper, settings in (
+            ("base, no mirroring", _base(ALEXNET), "base", 54.04, ["experts.augmentation.mirror=false"]),
+            (
+                "experts, no mirroring",
+                _experts(ALEXNET),
+                "experts",
+                56.24,
+                ["experts.augmentation.mirror=false", "generalist.augmentation.mirror=false"],
+            ),
+        )
+    ),
+)
+
+RETRIEVAL = Table(
+    "retrieval",
+    "Nearest neighbours in features of the experts and of the base (supplement)",
+    tuple(
+        Row(
+            name,
+            replace(
+                _variant("retrieval", _experts(name), "base.by=experts"),
+                measures=("retrieval",),
+            ),
+        )
+        for name in (ALEXNET, RESNET)
+    ),
+)
+HDCNN = Table(
+    "hd-cnn",
+    "NIN-C100: experts and HD-CNN, accuracy, parameters and time of inference (Sec. 4.1)",
+    (
+        Row(
+            "experts",
+            replace(
+                _variant("inference", _experts("nin-c100"), "base.by=experts"),
+                measures=("inference",),
+            ),
+            paper=67.96,
+        ),
+        Row(
+            "HD-CNN",
+            Experiment("nin-c100-hd-cnn", _base("nin-c100", "paper").config, ("inference",), hdcnn=True),
+            "hd-cnn",
+            67.38,
+        ),
+    ),
+)
+PRECISION = Table(
+    "precision",
+    "AlexNet-C100 in TF32 and in bfloat16",
+    tuple(
+        Row(f"{label}, {precision}", experiment, network)
+        for label, of, network in (
+            ("base", _base(ALEXNET), "base"),
+            ("experts, random specialties", _RANDOM, "experts"),
+            ("experts, exact", _experts(ALEXNET, "exact"), "experts"),
+        )
+        for precision, experiment in (("TF32", of), ("bfloat16", _variant("bf16", of, "precision=bf16")))
+    ),
+)
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        TABLE_1,
+        TABLE_2,
+        TABLE_3,
+        TABLE_4,
+        SCRATCH,
+        FROM_BASE,
+        SIZES,
+        FIGURE_3,
+        RETRIEVAL,
+        HDCNN,
+        MIRRORING,
+        PRECISION,
+    )
+}
+
+
+def tables_named(names: list[str]) -> list[Table]:
+    """`all` is every one."""
+    if "all" in names:
+        return list(TABLES.values())
+    for name in names:
+        if name not in TABLES:
+            raise UserError(f"{name}: no table or figure has this name; {did_you_mean(name, TABLES)}")
+    return [TABLES[name] for name in names]
+
+
+def experiments_of(tables: list[Table]) -> list[Experiment]:
+    """Each once."""
+    return list({each.name: each for table in tables for each in table.experiments()}.values())

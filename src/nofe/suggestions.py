@@ -1,0 +1,11 @@
+"""What to say to a misspelt name."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest known name, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(known)}"

@@ -1,0 +1,202 @@
+"""What is missing is trained, once, and filed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nofe.config import with_settings
+from nofe.errors import UserError
+from nofe.experiments.page import Index, cells, overview, table_in_words
+from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job
+from nofe.experiments.results import results_in
+from nofe.experiments.tables import KS, PAPER_TABLE_3, TABLES, Experiment, Row, Table, experiments_of, tables_named
+from nofe.recipes import default_run
+from nofe.reuse import stage_keys
+from nofe.runs import Run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shades of grey, a folder each."""
+    root = tmp_path_factory.mktemp("data") / "shades"
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 6), ("val", 3)):
+        for shade in range(4):
+            folder = root / part / f"shade{shade}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(60 * shade, 60 * shade + 40, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+def experiment(shades: Path, name: str, *settings: str) -> Experiment:
+    config = with_settings(
+        default_run("alexnet-quick-c100", f"folder:{shades}"),
+        ["specialties.count=2", "base.by=none", "experts.epochs=2", "generalist.epochs=2", *settings],
+    )
+    return Experiment(name, config)
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    return Workshop(tmp_path / "runs", tmp_path / "results", tmp_path, device="cpu")
+
+
+def weights_of(workshop: Workshop, name: str, file: str) -> bytes:
+    return Run(workshop.runs / name).read(file)
+
+
+def test_a_stage_is_trained_once_and_shared(shades: Path, workshop: Workshop) -> None:
+    """Base, spectral experts on it, and experts by another recipe on the same generalist."""
+    base = experiment(shades, "base", "until=base", "base.by=experts")
+    experts = experiment(shades, "experts", "base.by=experts")
+    longer = experiment(shades, "longer", "experts.epochs=3")
+    for each in (base, experts, longer):
+        run_job(Job(each, 0), workshop)
+    said = Run(workshop.runs / "experts-seed0").metrics()
+    assert [line["stage"] for line in said if "epoch" in line] == ["base"] * 2 + ["generalist"] * 2 + ["experts"] * 2
+    assert weights_of(workshop, "base-seed0", "base.safetensors") == weights_of(
+        workshop, "experts-seed0", "base.safetensors"
+    )
+    assert weights_of(workshop, "experts-seed0", "generalist.safetensors") == weights_of(
+        workshop, "longer-seed0", "generalist.safetensors"
+    )
+    first, second = (
+        json.loads((workshop.runs / f"{n}-seed0" / "summary.json").read_text()) for n in ("base", "experts")
+    )
+    assert first["networks"]["base"] == second["networks"]["base"], "seconds included: it was not trained again"
+
+
+def test_keys_tell_apart_what_differs_and_only_that(shades: Path) -> None:
+    config = experiment(shades, "x", "base.by=experts").config
+
+    def changed(*settings: str) -> set[str]:
+        other = stage_keys(with_settings(config, settings))
+        return {stage for stage, key in stage_keys(config).items() if other[stage] != key}
+
+    assert changed("data.root=elsewhere") == set()
+    assert changed("seed=1") == {"base", "generalist", "experts"}
+    assert changed("experts.start=scratch") == {"experts"}
+    assert changed("experts.epochs=5") == {"base", "experts"}, "the base follows the experts' recipe"
+    assert changed("generalist.epochs=5") == {"generalist", "experts"}
+    assert changed("specialties.count=3") == {"generalist", "experts"}
+    spectral = with_settings(config, ["specialties.rule=spectral"])
+    longer = with_settings(spectral, ["experts.epochs=5"])
+    assert stage_keys(spectral)["generalist"] != stage_keys(longer)["generalist"], "it clusters the base's confusion"
+
+
+def test_side_by_side_everything_missing_is_filed_and_then_nothing_is_missing(
+    shades: Path, workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = experiment(shades, "good", "until=specialties")
+    bad = experiment(shades, "bad", "until=base", "base.by=experts", "experts.rate=1e30")
+    jobs = missing([good, bad], 2, [])
+    assert len(jobs) == 4
+    failed = reproduce(jobs, workshop, side_by_side=2)
+    assert sorted(failed) == ["bad-seed0", "bad-seed1"], "a run that fails is named, and ends no other"
+    assert "the loss is not finite" in capsys.readouterr().out
+    found = results_in(workshop.results)
+    assert {result["experiment"] for result in found} == {"good"}
+    assert [job.name for job in missing([good, bad], 2, found)] == ["bad-seed0", "bad-seed1"]
+    row = Row("good", good, "generalist", paper=10.0)
+    accuracies = [100 * result["networks"]["generalist"]["accuracy"] for result in found]
+    assert cells(row, Index(found).of(row))[1].startswith(f"{np.mean(accuracies):.2f} ±")
+
+
+def test_what_is_measured_on_a_run_is_filed_with_it(shades: Path, workshop: Workshop) -> None:
+    both = replace(experiment(shades, "both", "base.by=experts"), measures=("retrieval", "inference"))
+    run_job(Job(both, 0), workshop)
+    [found] = results_in(workshop.results)
+    precision = found["retrieval"]["precision"]
+    assert precision.keys() == {"experts", "base"}
+    assert all(0 <= share <= 1 for by_depth in precision.values() for share in by_depth.values())
+    assert all(found["inference"][name]["256"] > found["inference"][name]["1"] > 0 for name in ("base", "experts"))
+    assert missing([both], 1, [found]) == []
+    plain = {name: value for name, value in found.items() if name != "retrieval"}
+    assert [job.name for job in missing([both], 1, [plain])] == ["both-seed0"], "trained, but not all is measured"
+
+
+def test_no_time_starts_nothing(shades: Path, workshop: Workshop) -> None:
+    jobs = missing([experiment(shades, "good", "until=specialties")], 1, [])
+    assert reproduce(jobs, workshop, side_by_side=1, minutes=0) == []
+    assert results_in(workshop.results) == []
+
+
+def result(config: Any, accuracy: float) -> dict[str, Any]:
+    from nofe.config import to_json
+
+    networks = {stage: {"accuracy": accuracy, "parameters": 1, "seconds": 1.0} for stage in stage_keys(config)}
+    return {"config": json.loads(json.dumps(to_json(config))), "networks": networks}
+
+
+def test_a_row_finds_its_seeds_whatever_the_file(shades: Path) -> None:
+    one = experiment(shades, "one")
+    row = Row("one", one, paper=45.0)
+    results = [result(one.seeded(seed), 0.5 + 0.01 * seed) for seed in (2, 0)]
+    assert [each.accuracy for each in Index(results).of(row)] == [50.0, 52.0]
+    other = Row("other", experiment(shades, "one", "experts.rate=0.5"))
+    assert Index(results).of(other) == []
+    assert cells(row, Index(results).of(row))[:4] == ("one", "51.00 ± 1.41 (n=2)", "45.00", "+6.00")
+    assert cells(other, [])[1] == "not measured"
+
+
+def test_the_list_counts_runs_and_minutes(shades: Path) -> None:
+    one = experiment(shades, "one")
+    table = Table("t", "a title", (Row("one", one),))
+    assert "0/3  missing" in overview([table], 3, [])
+    some = [result(one.seeded(0), 0.5)]
+    assert "1/3  in part" in overview([table], 3, some)
+    every = [result(one.seeded(seed), 0.5) for seed in range(3)]
+    assert "3/3   done" in overview([table], 3, every)
+    assert "one" in table_in_words(table, every)
+
+
+# The tables themselves
+
+
+def test_every_experiment_has_one_configuration_and_every_row_a_network_of_it() -> None:
+    by_name: dict[str, Any] = {}
+    for table in TABLES.values():
+        for row in table.rows:
+            assert by_name.setdefault(row.experiment.name, row.experiment.config) == row.experiment.config
+            assert row.network in keys_of_experiment(row.experiment, 0), row.label
+    experiments = experiments_of(list(TABLES.values()))
+    assert len({name.lower() for name in by_name}) == len(experiments)
+    assert len({json.dumps(sorted(keys_of_experiment(each, 0).items())) for each in experiments}) == len(experiments)
+
+
+def test_the_tables_hold_what_the_paper_reports() -> None:
+    table_1 = {row.label: row.paper for row in TABLES["table-1"].rows}
+    assert table_1["fully-balanced, K=10"] == 56.2
+    assert table_1["elasso, K=5"] == 53.6
+    assert len(table_1) == 1 + 3 * len(KS)
+    elasso = next(row for row in TABLES["table-1"].rows if row.label == "elasso, K=5").experiment.config
+    assert (elasso.specialties.rule, elasso.specialties.count, elasso.specialties.strength) == ("elasso", 5, 1000.0)
+    of_resnet = {row.label: row for row in TABLES["table-3"].rows if row.label.startswith("resnet56")}
+    assert [row.paper for row in of_resnet.values()] == [73.52, None, 76.24, None]
+    by_base = of_resnet["resnet56-c100: experts, base's recipe"].experiment.config.experts
+    assert by_base.weight_decay == 1e-4
+    assert by_base.start == "generalist"
+    assert {row.label.partition(":")[0] for row in TABLES["table-3"].rows} == PAPER_TABLE_3.keys()
+
+
+def test_tables_by_name() -> None:
+    assert tables_named(["all"]) == list(TABLES.values())
+    assert [table.name for table in tables_named(["table-4", "scratch"])] == ["table-4", "scratch"]
+    with pytest.raises(UserError, match="table3: no table or figure has this name; did you mean 'table-3'"):
+        tables_named(["table3"])
+    both = experiments_of(tables_named(["table-1", "table-2"]))
+    assert len({each.name for each in both}) == len(both)
+
+
+def test_an_experiment_with_a_seed_is_the_same_but_for_it(shades: Path) -> None:
+    one = experiment(shades, "one")
+    assert replace(one.seeded(3), seed=0) == one.config
