@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nofe.architectures.zoo import trust
 from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
 from nofe.pipeline import train as run_pipeline
@@ -22,6 +23,7 @@ def configure(
     settings: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """The architecture's recipe for this data, with the fields of `settings` replaced ({"generalist.epochs": 5})."""
+    trust(architecture)
     config = default_run(architecture, dataset)
     chosen: dict[str, Any] = {
         "data.root": data_root,

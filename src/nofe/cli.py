@@ -1,6 +1,7 @@
 """The command line: a few verbs; every other field of the configuration is reached by --set."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the code of a python: architecture.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where data sets lie, or are downloaded to.")]
 
 
@@ -31,6 +33,12 @@ def train(
     experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
     rule: Annotated[str | None, typer.Option(help="How specialties are chosen; see nofe list.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order, augmentation and partition.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from the library's weights.")] = False,
+    weights: Annotated[Path | None, typer.Option(help="Start from the weights in this file.")] = None,
+    frozen_trunk: Annotated[bool, typer.Option("--frozen-trunk", help="Train heads and branches alone.")] = False,
+    cut: Annotated[str | None, typer.Option(help="Experts begin with this layer.")] = None,
+    branch_width: Annotated[float | None, typer.Option(help="Of the layers inside a branch; 1 is full.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Narrow the branches to so many in all.")] = None,
     base: Annotated[str | None, typer.Option(help="Bases to compare: experts, paper, both, none.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -55,6 +63,7 @@ def train(
 ) -> None:
     """Train a base and a network of experts, and compare them. On several GPUs: torchrun ... -m nofe train ..."""
     from nofe import pipeline, runs
+    from nofe.architectures.zoo import trust
     from nofe.report.text import comparison, specialties_in_words
     from nofe.training.progress import Silent, progress_for_this_output
     from nofe.training.runtime import launched_runtime
@@ -64,12 +73,19 @@ def train(
         "data.root": None if data_root is None else str(data_root),
         "data.skip_unreadable": True if skip_unreadable else None,
         "architecture": architecture,
+        "adapt.weights": _weights(pretrained, weights),
+        "adapt.frozen_trunk": True if frozen_trunk else None,
+        "adapt.cut": cut,
+        "adapt.branch_width": branch_width,
+        "adapt.parameters": parameters,
         "specialties.count": experts,
         "specialties.rule": rule,
         "seed": seed,
         "base.by": base,
         "precision": precision,
     }
+    if architecture is not None:
+        trust(architecture)
     given = {name: value for name, value in chosen.items() if value is not None}
     with launched_runtime(
         device,
@@ -109,7 +125,8 @@ def _configured(
     config = with_settings(config, [*given, *settings])
     if out is None:
         kind = config.data.name.partition(":")[0]
-        out = Path("runs") / f"{kind}-{config.architecture}-k{config.specialties.count}"
+        architecture = re.sub(r"[^\w.-]+", "-", config.architecture)
+        out = Path("runs") / f"{kind}-{architecture}-k{config.specialties.count}"
         out = out if resume else _chosen(out, ranks)
     return config, out
 
@@ -119,6 +136,21 @@ def _chosen(out: Path, ranks: "Ranks") -> Path:
     chosen = Path(ranks.recall(f"chosen for {out}") or _free(out))
     ranks.remember(f"chosen for {out}", str(chosen))
     return chosen
+
+
+def _weights(pretrained: bool, weights: Path | None) -> str | None:
+    if pretrained and weights is not None:
+        from nofe.errors import UserError
+
+        raise UserError(f"--pretrained and --weights {weights}: two sources of weights; give one of them")
+    return "pretrained" if pretrained else None if weights is None else str(weights)
+
+
+def _trust_code_of(run: Path) -> None:
+    from nofe.architectures.zoo import trust
+    from nofe.runs import Run
+
+    trust(str(Run(run).read_config()["architecture"]))
 
 
 def _free(out: Path) -> Path:
@@ -133,12 +165,15 @@ def evaluate(
     as_json: AsJson = False,
     device: Device = "auto",
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile; pays for very many images.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Judge a run on its test images: top-1, top-5, by specialty, inside and across specialties."""
     from nofe.inference import evaluate_run
     from nofe.report.text import evaluation_in_words
     from nofe.training.runtime import make_runtime
 
+    if trust_code:
+        _trust_code_of(run)
     figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root)
     print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
 
@@ -150,12 +185,15 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
     as_json: AsJson = False,
     device: Device = "auto",
+    trust_code: TrustCode = False,
 ) -> None:
     """Name what is in a picture, how probable it is, and which expert spoke."""
     from nofe.inference import predict_files
     from nofe.report.text import predictions_in_words
     from nofe.training.runtime import make_runtime
 
+    if trust_code:
+        _trust_code_of(run)
     answers = predict_files(run, images, top, make_runtime(device))
     print(json.dumps(answers, indent=2) if as_json else predictions_in_words(answers))
 
@@ -187,12 +225,12 @@ def report(run: RunFolder) -> None:
 @app.command("list")
 def list_() -> None:
     """Architectures, data sets and specialty rules."""
-    from nofe.architectures import ARCHITECTURES
+    from nofe.architectures import summaries
     from nofe.data import DATASETS
     from nofe.specialties import RULES
 
     tables = {
-        "architectures": {name: architecture.summary for name, architecture in ARCHITECTURES.items()},
+        "architectures": summaries(),
         "data sets": dict(DATASETS),
         "specialty rules": {name: rule.summary for name, rule in RULES.items()},
     }
@@ -222,11 +260,13 @@ def bench(
 ) -> None:
     """Time base and experts side by side: training steps, inference, and updates of the specialties."""
     from nofe import bench as benchmark
+    from nofe.architectures.zoo import trust
     from nofe.report.growth import growth_svg
     from nofe.report.text import timings_in_words, update_in_words
     from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 
+    trust(architecture)
     runtime = make_runtime(device, precision, kernels=kernels)
     batches = batch or [128 if runtime.device.type == "cuda" else 16]
     if task == ["update"]:

@@ -3,9 +3,9 @@
 Where paper and release differ, the choice and its reason are in docs/paper-map.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nofe.architectures import ARCHITECTURES, architecture_named
+from nofe.architectures import ARCHITECTURES, Architecture, architecture_named
 from nofe.architectures.matched import MATCHED
 from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig
 from nofe.data.batches import Augmentation
@@ -185,12 +185,28 @@ RECIPES |= {
 }
 assert RECIPES.keys() == ARCHITECTURES.keys()
 
+SMALL_IMAGES = 64  # pixels up to which images are padded before they are cropped; larger ones have a margin
+
+
+def recipes_for(architecture: Architecture) -> Recipes:
+    """The paper's for its networks; for any other the schedule of ResNet56, which suits most with batch norm."""
+    if architecture.name in RECIPES:
+        return RECIPES[architecture.name]
+    size = architecture.input_size
+    augmentation = Augmentation(size, padding=size // 8 if size <= SMALL_IMAGES else 0, mirror=True)
+    return Recipes(
+        generalist=replace(RESNET56.generalist, weight_decay=5e-4, decay_norms=True, augmentation=augmentation),
+        experts=replace(RESNET56.experts, augmentation=augmentation),
+        rule="exact",
+    )
+
+
 DEMO_DATASET, DEMO_ARCHITECTURE = "glyphs", "small"
 
 
 def default_run(architecture: str = DEMO_ARCHITECTURE, dataset: str = DEMO_DATASET) -> RunConfig:
     """The recipe of the architecture: for a network of the paper the paper's, as docs/paper-map.md reads it."""
-    recipes = RECIPES[architecture_named(architecture).name]
+    recipes = recipes_for(architecture_named(architecture))
     return RunConfig(
         architecture=architecture,
         precision=recipes.precision,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nofe.architectures import Architecture
+from nofe.architectures.architecture import WithTrunk
 from nofe.experts import kernels
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
@@ -18,7 +19,7 @@ from nofe.training.runtime import Runtime
 log = logging.getLogger("nofe")
 
 
-class NetworkOfExperts(nn.Module):
+class NetworkOfExperts(WithTrunk):
     """Images (N, 3, H, W) to logits (N, C) in class order; nothing outside knows about slots."""
 
     slot_of_class: Tensor
@@ -142,4 +143,9 @@ def grow_experts(architecture: Architecture, specialties: Specialties, generalis
     """The paper's way: the trunk is the generalist's, its last layers are dropped, the branches are new."""
     network = plant_experts(architecture, specialties)
     network.trunk.load_state_dict(generalist.get_submodule("trunk").state_dict())
+    if architecture.branch_is_head and architecture.classifier_layer is not None:
+        last = architecture.classifier_layer() + "."
+        trained = {n: t for n, t in generalist.get_submodule("head").state_dict().items() if not n.startswith(last)}
+        for branch in network.branches():
+            branch.load_state_dict(branch.state_dict() | trained)
     return network

@@ -29,6 +29,15 @@ def comparison(summary: dict[str, Any]) -> str:
     return text
 
 
+def sizes_in_words(sizes: dict[str, dict[str, int]]) -> str:
+    """What is about to be trained."""
+    rows = [
+        (name, f"{size['parameters']:,}", f"{size['multiplications'] / 1e6:,.1f} million")
+        for name, size in sizes.items()
+    ]
+    return table(("network", "parameters", "multiplications an image"), rows) + "\n"
+
+
 def network_name(stage: str, specialties: int) -> str:
     names = {
         "base": "base, by the experts' recipe",
