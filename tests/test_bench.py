@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from conftest import small_dataset
 from nofe.bench import GROWTH, Case, cases, folder_of, growing, measure
 from nofe.errors import UserError
 from nofe.training.runtime import make_runtime
@@ -109,3 +110,17 @@ def test_growth_is_drawn_for_every_network_and_task() -> None:
     for text in ("experts in a loop", "experts, fused", "training step", "forward", ">10<"):
         assert text in svg
     assert svg.encode() == growth_svg({"timings": rows}, "experts")  # the same bytes, so that a diff means something
+
+
+def test_losses_of_the_first_steps_are_those_of_the_plain_way() -> None:
+    from nofe.first_losses import measure_first_losses
+    from nofe.training.recipe import Recipe
+
+    recipe = Recipe(epochs=1, batch=8, rate=1e-3, weight_decay=1e-3)
+    measured = measure_first_losses(
+        "alexnet-quick-c100", small_dataset(), recipe, 2, make_runtime("cpu"), ["eager"], steps=4
+    )
+    assert len(measured["loop, eager"]) == 4
+    assert measured["compared"]["loop, eager, once more"]["largest_difference"] == 0
+    assert 0 <= measured["compared"]["fused, eager"]["largest_difference"] < 1e-4
+    assert len(set(measured["loop, eager"])) == 4, "it trains"

@@ -1,5 +1,6 @@
 """The command line: a few verbs; every other field of the configuration is reached by --set."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -248,7 +249,11 @@ def bench(
     batch: Annotated[list[int] | None, typer.Option(help="Images a step; repeatable; 128, on a processor 16.")] = None,
     network: Annotated[list[str] | None, typer.Option(help="base, loop, fused; all by default.")] = None,
     mode: Annotated[list[str] | None, typer.Option(help="eager, captured, compiled, compiled+captured.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="train, forward, inference; or update, alone.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="train, forward, inference; or update or losses, alone.")
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="Of the losses: glyphs, cifar100 or cifar10.")] = "glyphs",
+    data_root: DataRoot = None,
     grow: Annotated[str | None, typer.Option(help="A table and a plot over the number of experts or classes.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="In which cases take turns.")] = 7,
     device: Device = "auto",
@@ -269,7 +274,17 @@ def bench(
     trust(architecture)
     runtime = make_runtime(device, precision, kernels=kernels)
     batches = batch or [128 if runtime.device.type == "cuda" else 16]
-    if task == ["update"]:
+    if task == ["losses"]:
+        from nofe.data import load_dataset
+        from nofe.first_losses import measure_first_losses
+        from nofe.recipes import default_run
+        from nofe.report.text import losses_in_words
+
+        images = load_dataset(dataset, root=data_root or Path("data"), image_size=32)
+        recipe = dataclasses.replace(default_run(architecture, dataset).experts, batch=batches[0])
+        table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode)
+        text, name = losses_in_words(table), f"{architecture}-losses-{runtime.precision}"
+    elif task == ["update"]:
         from nofe.update_cost import measure_update
 
         chosen = benchmark.runtime_for(mode, runtime)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from nofe.architectures import architecture_named
+from nofe.architectures.caffe import counting_steps_together
 from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.data.dataset import ImageSet
 from nofe.evaluation import count_confusion
@@ -43,10 +44,12 @@ def measure_update(
     specialties = random_balanced(classes, experts, rng)
     objective = Objective(torch.from_numpy(specialties.target_of_class).to(runtime.device))
     generalist.train()
+    one_step = training_step(state, batches, objective, runtime)
 
     def step() -> None:
         batches.rewind()
-        training_step(state, batches, objective, runtime)
+        with counting_steps_together(generalist):
+            one_step()
 
     train = launcher(step, runtime)
     sample = torch.arange(SAMPLE // part, device=runtime.device)

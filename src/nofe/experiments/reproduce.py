@@ -262,7 +262,8 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     from nofe.pipeline import train
     from nofe.training.runtime import make_runtime
 
-    runtime = make_runtime(workshop.device, compile=workshop.compile, checkpoint_seconds=60)
+    # Kernels are not measured: the other runs would disturb it.
+    runtime = make_runtime(workshop.device, compile=workshop.compile, kernels="together", checkpoint_seconds=60)
     if runtime.compile is None:
         runtime.compile = runtime.device.type == "cuda"  # kept on disk, and shared by all runs of a network
     out = workshop.runs / job.name

@@ -138,6 +138,15 @@ def timings_in_words(measured: dict[str, Any]) -> str:
     return f"{measured['architecture']} on {device}, {measured['environment']['precision']}\n\n{table(head, rows)}"
 
 
+def losses_in_words(measured: dict[str, Any]) -> str:
+    """How far the losses of the first steps are from those of the plainest way."""
+    rows = [(name, f"{each['largest_difference']:.2e}") for name, each in measured["compared"].items()]
+    environment = measured["environment"]
+    title = f"{measured['architecture']} on {environment['device']}, {environment['precision']}, {measured['data']}; "
+    title += f"K={measured['experts']}, batch {measured['batch']}, the first {measured['steps']} steps"
+    return f"{title}\n\n{table(('beside the loop, eager', 'largest relative difference of a loss'), rows)}"
+
+
 def update_in_words(measured: dict[str, Any]) -> str:
     """What an update of the specialties costs beside an epoch."""
     ms = measured["milliseconds"]
