@@ -32,7 +32,7 @@ from nofe.config import RunConfig, SpecialtiesConfig, architecture_of
 from nofe.data import Dataset, load_dataset
 from nofe.data.batches import DeviceImages, pixel_mean
 from nofe.errors import RunError, UserError
-from nofe.evaluation import by_specialty, count_confusion, predict
+from nofe.evaluation import by_specialty, predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
 from nofe.experts.size import sizes_of
 from nofe.generalist import train_generalist
@@ -44,6 +44,7 @@ from nofe.specialties import (
     Specialties,
     Update,
     chance_of_pairs_together,
+    class_confusion,
     given_groups,
     pairs_together,
     random_balanced,
@@ -277,9 +278,9 @@ def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
     rng = stream(task.config.seed, "specialties", "start")
     if config.rule == "spectral":
         assert base is not None  # RunConfig sees to it
-        everything = torch.arange(len(task.train), device=task.runtime.device)
         crop = task.config.experts.augmentation.crop
-        confusion = count_confusion(base, task.train, crop, (classes, classes), task.runtime, everything)
+        predictions = predict(base, task.train, crop, task.runtime)
+        confusion = class_confusion(predictions.labels, predictions.classes[:, 0], classes)
         return task.runtime.ranks.first(lambda: spectral(confusion, config.count, rng))
     if config.rule == "wordnet":
         return wordnet_specialties(task.dataset.class_names, config.count)

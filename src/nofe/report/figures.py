@@ -209,7 +209,14 @@ def draw_confusion(record: Record) -> "Figure":
     specialties = record.specialties
     colours = LinearSegmentedColormap.from_list("shares", [PAPER, FEW, ALL])
     # A few images in a hundred are the interesting part; on a linear scale they would look like none.
-    image = axes.imshow(shares_by_slot(record), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=1), origin="upper")
+    edge = specialties.classes - 0.5
+    image = axes.imshow(
+        shares_by_slot(record),
+        cmap=colours,
+        norm=PowerNorm(0.5, vmin=0, vmax=1),
+        origin="upper",
+        extent=(-0.5, edge, edge, -0.5),
+    )
     ends = np.cumsum(specialties.sizes)  # (K,) slots
     middles = ends - specialties.sizes / 2 - 0.5
     for end, size in zip(ends, specialties.sizes, strict=True):
@@ -232,12 +239,21 @@ def draw_confusion(record: Record) -> "Figure":
     return figure
 
 
+MOST_CELLS = 600  # a side; more could not be told apart in a picture
+
+
 def shares_by_slot(record: Record) -> NDArray[np.float64]:
-    """Share of the images of each class that is taken for each class, both in expert order; 0 without images. (C, C)"""
-    slots = record.specialties.class_of_slot
-    ordered = record.confusion[np.ix_(slots, slots)]
-    images = ordered.sum(axis=1, keepdims=True)  # (C, 1)
-    shares: NDArray[np.float64] = ordered / np.maximum(images, 1)
+    """Share of the images of each class that is taken for each class, both in expert order; 0 without images. (C, C)
+
+    Of more than MOST_CELLS classes some neighbours share a cell.
+    """
+    classes = record.specialties.classes
+    side = min(classes, MOST_CELLS)
+    cell_of_class = record.specialties.slot_of_class * side // classes  # (C,)
+    cells = record.confusion.tocoo()
+    counts = np.zeros((side, side))
+    np.add.at(counts, (cell_of_class[cells.row], cell_of_class[cells.col]), cells.data)
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return shares
 
 
