@@ -128,7 +128,7 @@ def test_the_last_of_two_settings_counts_and_none_changes_nothing() -> None:
         ("experts.augmentation.mirorr=true", "Augmentation has no field 'mirorr'; did you mean 'mirror'?"),
         (
             "zzz=1",
-            "RunConfig has no field 'zzz'; choose from architecture, seed, precision, until, data, specialties, b",
+            "RunConfig has no field 'zzz'; choose from architecture, seed, precision, until, adapt, data, special",
         ),
         ("=1", "RunConfig has no field ''"),
         ("generalist.=1", "GeneralistConfig has no field ''"),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nofe.architectures.zoo import trust
 from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
 from nofe.pipeline import train as run_pipeline
@@ -23,6 +24,7 @@ def configure(
     recipe: str = PAPER,
 ) -> RunConfig:
     """The architecture's recipe or the one named, with fields of `settings` replaced ({"generalist.epochs": 5})."""
+    trust(architecture)
     config = default_run(architecture, dataset, recipe)
     chosen: dict[str, Any] = {
         "data.root": data_root,

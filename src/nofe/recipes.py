@@ -230,7 +230,7 @@ ADAMW = _alike(
     ema=0.999,
     augmentation=Augmentation(padding=4, mirror=True, randaugment=2, erasing=0.25),
 )
-SMALL_IMAGES = 64  # pixels up to which images are padded before they are cropped
+SMALL_IMAGES = 64  # pixels up to which images are padded before they are cropped; larger ones have a margin
 PAPER = "paper"
 BY_NAME = {"modern": MODERN, "adamw": ADAMW}
 SUMMARIES = {
@@ -241,15 +241,28 @@ SUMMARIES = {
 DEMO_DATASET, DEMO_ARCHITECTURE = "glyphs", "small"
 
 
+def recipes_for(architecture: Architecture) -> Recipes:
+    """The paper's for its networks; for any other the schedule of ResNet56, which suits most with batch norm."""
+    if architecture.name in RECIPES:
+        return RECIPES[architecture.name]
+    size = architecture.input_size
+    augmentation = Augmentation(size, padding=size // 8 if size <= SMALL_IMAGES else 0, mirror=True)
+    return Recipes(
+        generalist=replace(RESNET56.generalist, weight_decay=5e-4, decay_norms=True, augmentation=augmentation),
+        experts=replace(RESNET56.experts, augmentation=augmentation),
+        rule="exact",
+    )
+
+
 def recipes_named(name: str, architecture: Architecture) -> Recipes:
     """A recipe by name, with crops that the network reads; rule and precision stay the architecture's."""
-    own = RECIPES[architecture.name]
+    own = recipes_for(architecture)
     if name == PAPER:
         return own
     if name not in BY_NAME:
         raise UserError(f"--recipe {name}: there is none; {did_you_mean(name, SUMMARIES)}")
     chosen, crop = BY_NAME[name], architecture.input_size
-    padding = chosen.experts.augmentation.padding if crop <= SMALL_IMAGES else 0  # larger images have a margin
+    padding = chosen.experts.augmentation.padding if crop <= SMALL_IMAGES else 0
     fitted = replace(chosen.experts.augmentation, crop=crop, padding=padding)
     return replace(
         own,

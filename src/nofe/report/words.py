@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from nofe.report.record import Record
@@ -104,7 +105,7 @@ def _recipe(recipe: dict[str, Any], begins_with: str) -> tuple[str, ...]:
     )
 
 
-def beyond_the_paper(recipe: dict[str, Any]) -> list[str]:
+def beyond_the_paper(recipe: Mapping[str, Any]) -> list[str]:
     """What a recipe has that the paper's do not; those of older files lack the fields."""
     augmentation = recipe["augmentation"]
     sgd = "SGD with Nesterov's momentum" if recipe.get("nesterov") else "SGD as PyTorch does it"

@@ -30,6 +30,7 @@ PRECISIONS = ("auto", "bf16", "tf32", "fp32")
 # Compiling takes 10 to 30 seconds and saves 0.3 to 1 ms a step on an H200 (benchmarks/results/nvidia-h200). On a CPU
 # it takes longer and saves less.
 STEPS_WORTH_COMPILING = 30_000
+KERNELS = ("measure", "together", "loop", "product", "branches")
 
 
 class Interrupted(NofeError):
@@ -48,6 +49,7 @@ class Runtime:
     precision: str = "fp32"
     compile: bool | None = False  # torch.compile; None: where the run is long enough to pay for it
     capture: bool = False  # each training step is one CUDA graph
+    kernels: str = "measure"  # of the experts: the fastest, or one of KERNELS without measuring
     checkpoint_seconds: float = 0.0  # at least this long between two checkpoints; 0 is every epoch
     sync_batch_norm: bool = False  # over the images of all ranks, not of each its own share
     ranks: Ranks = field(default_factory=Ranks)
@@ -93,6 +95,7 @@ def make_runtime(
     *,
     compile: bool | None = None,
     capture: bool | None = None,
+    kernels: str = "measure",
     checkpoint_seconds: float = 0.0,
     sync_batch_norm: bool = False,
     ranks: Ranks | None = None,
@@ -101,6 +104,8 @@ def make_runtime(
     if device not in DEVICES and not device.startswith("cuda:"):
         raise UserError(f"--device {device}: unknown; choose one of {', '.join(DEVICES)}")
     require_precision(precision)
+    if kernels not in KERNELS:
+        raise UserError(f"--kernels {kernels}: unknown; choose one of {', '.join(KERNELS)}")
     try:
         chosen = torch.device(_best_device() if device == "auto" else device)
     except RuntimeError as error:
@@ -127,6 +132,7 @@ def make_runtime(
         compile=compile,
         # DDP wants eleven eager steps, and a stream of its own, before its collectives can be captured.
         capture=chosen.type == "cuda" and ranks.count == 1 if capture is None else capture,
+        kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
         ranks=ranks,
@@ -237,6 +243,13 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_cpu_model()}, {os.cpu_count()} cores" if device.type == "cpu" else "Apple GPU"
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept between runs: NOFE_CACHE, or nofe/ in the user's folder for caches."""
+    if named := os.environ.get("NOFE_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nofe"
 
 
 def _cpu_model() -> str:
