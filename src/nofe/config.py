@@ -25,6 +25,7 @@ class DataConfig:
     seed: int = 0  # of data that is made, not read
     hold_out: float = 0.0  # test on this part of the training images instead of the test images, to choose by
     skip_unreadable: bool = False
+    test: str = "0.2"  # where the data has no test part: a part of the training images, or a folder of class folders
 
     def __post_init__(self) -> None:
         if self.seed < 0:

@@ -132,6 +132,7 @@ def read_dataset(config: RunConfig) -> Dataset:
         image_size=architecture_named(config.architecture).image_size,
         seed=config.data.seed,
         skip_unreadable=config.data.skip_unreadable,
+        test=config.data.test,
     )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -90,17 +90,7 @@ class Dataset:
         """Split the training images, class by class, so that choices are made without touching test data."""
         if not 0 < fraction < 1:
             raise UserError(f"{self.name}: cannot hold out {fraction} of the training images; ask for 0 < part < 1")
-        rng = np.random.default_rng(seed)
-        held = np.zeros(len(self.train), dtype=np.bool_)
-        for label, name in enumerate(self.class_names):
-            members = np.flatnonzero(self.train.labels == label)
-            if len(members) < 2:
-                raise UserError(
-                    f"{self.name}: class {name!r} has one training image, which cannot be both trained on and "
-                    "held out; add images or leave the class out"
-                )
-            count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-            held[rng.choice(members, size=count, replace=False)] = True
+        held = held_out(self.name, self.train.labels, self.class_names, fraction, seed)
         return Dataset(
             name=f"{self.name}/hold-out",
             class_names=self.class_names,
@@ -123,6 +113,24 @@ class Dataset:
             digest.update(np.ascontiguousarray(image_set.labels).data)
             digest.update(image_set.images.data)
         return digest.hexdigest()[:16]
+
+
+def held_out(
+    dataset: str, labels: NDArray[np.int64], class_names: Sequence[str], fraction: float, seed: int
+) -> NDArray[np.bool_]:
+    """Which images (N,) to put aside: `fraction` of each class, at least one, never all."""
+    rng = np.random.default_rng(seed)
+    held = np.zeros(len(labels), dtype=np.bool_)
+    of_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(class_names))))
+    for name, members in zip(class_names, of_class, strict=False):
+        if len(members) < 2:
+            raise UserError(
+                f"{dataset}: class {name!r} has one training image, which cannot be both trained on and "
+                "held out; add images or leave the class out"
+            )
+        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
+        held[rng.choice(members, size=count, replace=False)] = True
+    return held
 
 
 def _check_class_names(dataset: str, class_names: tuple[str, ...]) -> None:
