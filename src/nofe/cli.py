@@ -25,7 +25,9 @@ DataRoot = Annotated[Path | None, typer.Option(help="Where data sets lie, or are
 
 @app.command()
 def train(
-    dataset: Annotated[str | None, typer.Option(help="glyphs, cifar100, cifar10 or folder:PATH.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="glyphs, cifar100, folder:PATH, shards:PATH ...; see nofe list.")
+    ] = None,
     data_root: DataRoot = None,
     architecture: Annotated[str | None, typer.Option(help="See nofe list.")] = None,
     experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
@@ -48,6 +50,7 @@ def train(
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0 is one a core.")] = 0,
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm/--no-sync-batch-norm", help="Over the images of all ranks.")
     ] = False,
@@ -76,6 +79,7 @@ def train(
         capture=capture,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
+        workers=workers,
     ) as runtime:
         ranks = runtime.ranks
         config, folder = ranks.first(lambda: _configured(given, set_ or [], out, resume, ranks))

@@ -52,7 +52,7 @@ def logits_of(
     model.eval()
     every = torch.arange(len(images), device=runtime.device) if index is None else index
     with torch.inference_mode(), runtime.autocast():
-        for part in parts_of_rank(every, runtime):
+        for part in images.ahead(parts_of_rank(every, runtime)):
             yield model(images.centre_view(part, crop)).float(), images.labels[part]
     model.train(was_training)
 
