@@ -38,10 +38,18 @@ class UnreadableError(Exception):
 def decode_image(source: Path | Source, image_size: int) -> NDArray[np.uint8]:
     """The middle square of an image, `image_size` pixels a side: (3, H, W). An animation gives its first frame."""
 
-    def middle_square(image: Image.Image) -> Image.Image:
+    def shrink(image: Image.Image) -> Image.Image:
         return _resized(image, _middle(*image.size, 1), (image_size, image_size))
 
-    return np.ascontiguousarray(np.asarray(_decoded(source, image_size, middle_square)).transpose(2, 0, 1))
+    return np.ascontiguousarray(np.asarray(_decoded(source, image_size, shrink)).transpose(2, 0, 1))
+
+
+def middle_square(image: Image.Image, image_size: int) -> Image.Image:
+    """The same of an image that somebody else has opened."""
+    _check_pixels(*image.size)
+    square = _resized(_to_rgb(image), _middle(*image.size, 1), (image_size, image_size))
+    turn = UPRIGHT.get(_orientation(image))
+    return square if turn is None else square.transpose(turn)
 
 
 def decode_picture(source: Path | Source, shorter: int, *, square: bool = False) -> Image.Image:
