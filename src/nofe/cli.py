@@ -232,8 +232,13 @@ def pack(
     )
 
 
-@app.command()
+bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
 def bench(
+    context: typer.Context,
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
     experts: Annotated[list[int], typer.Option(help="K; repeatable.")] = [10],  # noqa: B006
     classes: Annotated[list[int], typer.Option(help="C; repeatable.")] = [100],  # noqa: B006
@@ -246,7 +251,9 @@ def bench(
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write the table as JSON, too.")] = None,
 ) -> None:
-    """Time base and experts side by side: training steps and inference."""
+    """Time base and experts side by side: training steps and inference. `bench data` times the images' way."""
+    if context.invoked_subcommand is not None:
+        return
     from nofe import bench as benchmark
     from nofe.report.text import timings_in_words
     from nofe.runs import write_atomically
@@ -257,6 +264,29 @@ def bench(
     print(timings_in_words(table))
     if out is not None:
         write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+
+
+@bench_app.command("data")
+def bench_data(
+    dataset: Annotated[str, typer.Option(help="folder:PATH, shards:PATH or hf:PATH.")],
+    architecture: Annotated[str, typer.Option(help="Whose image size to bring them to.")] = "alexnet-caffe",
+    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 128,
+    images: Annotated[int, typer.Option(min=1, help="How many to look at, drawn from the training images.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="Medians are taken over them.")] = 3,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one a core.")] = 0,
+    device: Device = "auto",
+    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON, too.")] = None,
+) -> None:
+    """Images a second of reading, decoding, resizing, copying and augmenting, and which of them is the limit."""
+    from nofe.bench_data import data_in_words, measure_data
+    from nofe.runs import write_atomically
+    from nofe.training.runtime import make_runtime
+
+    runtime = make_runtime(device, workers=workers)
+    measured = measure_data(dataset, architecture, runtime, batch=batch, images=images, rounds=rounds)
+    print(data_in_words(measured))
+    if out is not None:
+        write_atomically(out, (json.dumps(measured, indent=1) + "\n").encode())
 
 
 @app.command()
