@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from nofe.data.jpeg import decode_plain_jpeg
 from nofe.data.pictures import Source, Stored
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow reads many more, not all of them robustly
@@ -74,10 +75,13 @@ def _decoded(source: Path | Source, wanted: int, shrink: Callable[[Image.Image],
         content = _content(source)
         with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
             _check_pixels(*image.size)
-            # A JPEG can be decoded at half its size or less, far faster; twice the target is left to average.
-            image.draft(None, (2 * wanted, 2 * wanted))
-            image.load()
-            small = shrink(_to_rgb(image))
+            whole = decode_plain_jpeg(image, content, wanted)
+            if whole is None:
+                # A JPEG can be decoded at half its size or less, far faster; twice the target is left to average.
+                image.draft(None, (2 * wanted, 2 * wanted))
+                image.load()
+                whole = _to_rgb(image)
+            small = shrink(whole)
             turn = UPRIGHT.get(_orientation(image))  # after shrinking: the middle stays the middle, and it is small
         return small if turn is None else small.transpose(turn)
     except UnreadableError:
@@ -124,6 +128,9 @@ def _middle(width: int, height: int, aspect: int) -> Box:
 
 
 def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
+    left, top = int(box[0]), int(box[1])
+    if (box[2] - box[0], box[3] - box[1]) == size:  # cut, not blurred by a shift of half a pixel
+        return image.crop((left, top, left + size[0], top + size[1]))
     return image.resize(size, Image.Resampling.BICUBIC, box)  # Pillow's resize is antialiased
 
 

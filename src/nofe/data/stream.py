@@ -166,8 +166,7 @@ class StreamedBatches(Batches):
         self._copy(self._host[ahead.slot], self._fed.rows)
         self._fed.hold(ahead.index)
         self._place = (self._place[0], ahead.step + 1)
-        self._free.append(ahead.slot)
-        self._fill_line()
+        self._free.append(ahead.slot)  # filled again at the next step, when its bytes have long left
 
     def _make_room(self) -> None:
         device = self._step.device

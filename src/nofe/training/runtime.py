@@ -221,7 +221,7 @@ def stopping_on_signals(runtime: Runtime) -> Iterator[None]:
 
 def environment(runtime: Runtime, seed: int) -> dict[str, Any]:
     """What a reader needs to judge or repeat a figure: versions, device, date, commit, seed."""
-    packages = ("nofe", "torch", "numpy", "scipy", "scikit-learn", "POT", "safetensors")
+    packages = ("nofe", "torch", "numpy", "scipy", "scikit-learn", "POT", "safetensors", "pillow", "torchcodec")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,
