@@ -1,5 +1,6 @@
 """Small data and small runs that several tests share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,14 @@ REAL_CIFAR = Path(__file__).parents[2] / "shared" / "cifar100" / "restore.py"
 def _one_thread() -> None:
     """Small networks are faster on one thread, and tests that run side by side do not disturb each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _kernels_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measured once for all tests and the processes they start, and not kept among the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOFE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def small_dataset(classes: int = 8, per_class: int = 20, size: int = 32, seed: int = 0) -> Dataset:

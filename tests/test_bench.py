@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nofe.bench import Case, cases, measure
+from conftest import small_dataset
+from nofe.bench import GROWTH, Case, cases, folder_of, growing, measure
 from nofe.errors import UserError
 from nofe.training.runtime import make_runtime
 
@@ -44,3 +45,82 @@ def test_ratios_are_to_the_base_of_the_same_task_and_work_is_counted() -> None:
 def test_modes_that_the_device_cannot_run_are_refused() -> None:
     with pytest.raises(UserError, match="no case is left"):
         measure("small", cases(None, ["captured"], None, [2], [6], [4]), make_runtime("cpu"))
+
+
+def test_growth_compares_each_size_with_a_base_of_its_own_classes() -> None:
+    over_experts = growing("experts", None, ["train"], [4], torch.device("cpu"))
+    assert [case.experts for case in over_experts if case.network == "fused"] == list(GROWTH["experts"])
+    assert sum(case.network == "base" for case in over_experts) == 1
+    over_classes = growing("classes", ["base", "fused"], ["train"], [4], torch.device("cpu"))
+    assert [case.classes for case in over_classes if case.network == "base"] == list(GROWTH["classes"])
+    assert {case.experts for case in over_classes if case.network == "fused"} == {10}
+    with pytest.raises(UserError, match="--grow depth: unknown; choose from experts, classes"):
+        growing("depth", None, None, [4], torch.device("cpu"))
+
+
+def test_a_sweep_holds_a_base_and_what_is_compared_with_it_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nofe import bench
+
+    chosen = cases(["base", "loop", "fused"], ["eager"], ["train", "forward"], [2, 3, 4], [6, 8], [4])
+    groups = bench._groups(chosen)
+    assert set(chosen) == {case for group in groups for case in group}
+    for group in groups:
+        assert [case.network for case in group] == ["base", "loop", "fused"]
+        assert len({(case.task, case.classes, case.batch) for case in group}) == 1
+        assert len({case.experts for case in group[1:]}) == 1
+    assert bench._groups([Case("base", "eager", "train", 6, 0, 4)]) == [[Case("base", "eager", "train", 6, 0, 4)]]
+
+
+def test_inference_is_measured_on_the_path_of_evaluate() -> None:
+    chosen = cases(["base", "fused"], ["eager"], ["inference"], [2], [6], [1, 4])
+    measured = measure("small", chosen, make_runtime("cpu", kernels="together"), rounds=1, seconds_a_round=0.01)
+    assert [timing["case"]["batch"] for timing in measured["timings"]] == [1, 1, 4, 4]
+    assert all(timing["ratio_to_base"] for timing in measured["timings"])
+
+
+def test_an_update_is_confusion_and_assignment_beside_an_epoch() -> None:
+    from nofe.update_cost import measure_update
+
+    measured = measure_update("small", 20, 4, 8, make_runtime("cpu"), rounds=1)
+    ms = measured["milliseconds"]
+    assert ms["epoch"] == pytest.approx(ms["step"] * (50_000 // 8), rel=1e-2)
+    for each in measured["rules"].values():
+        expected = (ms["confusion"] + each["assignment"]) / ms["epoch"]
+        assert each["share_of_epoch"] == pytest.approx(expected, rel=1e-2)
+
+
+def test_results_are_filed_by_device() -> None:
+    assert folder_of(make_runtime("cpu")).endswith("-cores")
+
+
+def test_growth_is_drawn_for_every_network_and_task() -> None:
+    from nofe.report.growth import growth_svg
+
+    def timing(network: str, task: str, experts: int, ratio: float) -> dict:
+        case = {"network": network, "task": task, "experts": experts, "classes": 100}
+        return {"case": case, "ratio_to_base": ratio}
+
+    rows = [
+        timing(network, task, k, 1 + k / 10)
+        for network in ("base", "loop", "fused")
+        for task in ("train", "forward")
+        for k in ((0,) if network == "base" else (2, 5, 10))
+    ]
+    svg = growth_svg({"timings": rows}, "experts").decode()
+    for text in ("experts in a loop", "experts, fused", "training step", "forward", ">10<"):
+        assert text in svg
+    assert svg.encode() == growth_svg({"timings": rows}, "experts")  # the same bytes, so that a diff means something
+
+
+def test_losses_of_the_first_steps_are_those_of_the_plain_way() -> None:
+    from nofe.first_losses import measure_first_losses
+    from nofe.training.recipe import Recipe
+
+    recipe = Recipe(epochs=1, batch=8, rate=1e-3, weight_decay=1e-3)
+    measured = measure_first_losses(
+        "alexnet-quick-c100", small_dataset(), recipe, 2, make_runtime("cpu"), ["eager"], steps=4
+    )
+    assert len(measured["loop, eager"]) == 4
+    assert measured["compared"]["loop, eager, once more"]["largest_difference"] == 0
+    assert 0 <= measured["compared"]["fused, eager"]["largest_difference"] < 1e-4
+    assert len(set(measured["loop, eager"])) == 4, "it trains"

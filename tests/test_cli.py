@@ -508,7 +508,7 @@ def test_evaluate_without_the_data(animals: Path, tmp_path: Path) -> None:
 
 
 def test_the_public_names() -> None:
-    assert len(nofe.__all__) == 12
+    assert len(nofe.__all__) == 13
     for name in nofe.__all__:
         assert getattr(nofe, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

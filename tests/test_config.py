@@ -38,8 +38,9 @@ FIELDS = list(fields(CONFIG))
 
 def another(path: str, kind: Any, value: Any) -> Any:
     """A value that the field may have and has not."""
-    if path in ("specialties.rule", "specialties.groups"):
-        return {"specialties.rule": "groups", "specialties.groups": "family"}[path]
+    named = {"specialties.rule": "groups", "specialties.groups": "family", "precision": "fp32"}
+    if path in named:
+        return named[path]
     if typing.get_origin(kind) is Literal:
         return next(choice for choice in typing.get_args(kind) if choice != value)
     if typing.get_origin(kind) is tuple:
@@ -122,7 +123,10 @@ def test_the_last_of_two_settings_counts_and_none_changes_nothing() -> None:
         ("generalist.epoch=5", "GeneralistConfig has no field 'epoch'; did you mean 'epochs'?"),
         ("generalst.epochs=5", "RunConfig has no field 'generalst'; did you mean 'generalist'?"),
         ("experts.augmentation.mirorr=true", "Augmentation has no field 'mirorr'; did you mean 'mirror'?"),
-        ("zzz=1", "RunConfig has no field 'zzz'; choose from architecture, seed, until, data, specialties, base, gen"),
+        (
+            "zzz=1",
+            "RunConfig has no field 'zzz'; choose from architecture, seed, precision, until, adapt, data, special",
+        ),
         ("=1", "RunConfig has no field ''"),
         ("generalist.=1", "GeneralistConfig has no field ''"),
         ("generalist.epochs", "has no '='; write --set generalist.epochs=5"),

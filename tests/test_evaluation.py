@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import small_dataset
-from nofe import evaluation
 from nofe.architectures import architecture_named
 from nofe.data.batches import DeviceImages, pixel_mean
 from nofe.evaluation import Predictions, accuracy, by_class, by_specialty, count_confusion, logits_of, predict
@@ -105,7 +104,7 @@ def evaluation_set(pixels: np.ndarray, labels: np.ndarray):
 @pytest.mark.parametrize("batch", [1, 7, 60, 61, 500])
 def test_each_image_counts_once_whatever_the_batch(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """61 images: the last batch is smaller, and nothing is padded."""
-    monkeypatch.setattr(evaluation, "EVALUATION_BATCH", batch)
+    monkeypatch.setattr("nofe.frozen.images_at_once", lambda *_: batch)
     table = torch.randn(61, 6, generator=torch.Generator().manual_seed(0))
     model, images = Fixed(table), numbered(61, classes=6)
     labels = images.labels.numpy()
@@ -141,7 +140,7 @@ def test_accuracy_over_other_targets_than_the_classes() -> None:
 
 @pytest.mark.parametrize("batch", [3, 500])
 def test_the_confusion_is_that_of_a_literal_loop(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "EVALUATION_BATCH", batch)
+    monkeypatch.setattr("nofe.frozen.images_at_once", lambda *_: batch)
     table = torch.randn(50, 4, generator=torch.Generator().manual_seed(3))
     images = numbered(50, classes=6)
     index = torch.randperm(50, generator=torch.Generator().manual_seed(4))[:31]

@@ -181,3 +181,33 @@ def test_another_seed_gives_other_weights(uninterrupted: Path, tmp_path: Path) -
     train(small_run("seed=1"), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
     one, other = (safetensors.numpy.load(finals(folder)[runs.NETWORK]) for folder in (uninterrupted, tmp_path / "run"))
     assert not np.array_equal(one["trunk.conv1.weight"], other["trunk.conv1.weight"])
+
+
+def test_a_resumed_run_repeats_the_kernels_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever would be chosen by now: other kernels round differently."""
+    from nofe.experts import kernels
+
+    def always(which: int) -> None:
+        monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[which % len(steps)])
+        monkeypatch.setenv("NOFE_CACHE", str(tmp_path / f"cache {which}"))
+
+    always(1)
+    train(small_run(), tmp_path / "whole", dataset=small_dataset(), runtime=make_runtime("cpu"))
+    _interrupt_after(tmp_path / "run", steps=75)  # inside stage 2
+    begun_with = Run(tmp_path / "run").read_json(runs.KERNELS)
+    always(0)
+    train(small_run(), tmp_path / "run", resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert Run(tmp_path / "run").read_json(runs.KERNELS) == begun_with
+    assert finals(tmp_path / "run") == finals(tmp_path / "whole")
+    train(small_run(), tmp_path / "other", dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert Run(tmp_path / "other").read_json(runs.KERNELS) != begun_with
+
+
+def test_a_complete_run_without_its_kernels_is_complete(uninterrupted: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    (tmp_path / "run" / runs.KERNELS).unlink()
+    train(small_run(), tmp_path / "run", resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert Run(tmp_path / "run").damaged() == []
+    assert finals(tmp_path / "run") == finals(uninterrupted)

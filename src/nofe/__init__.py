@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nofe.data import ImageSet as ImageSet
     from nofe.data import load_dataset as load_dataset
     from nofe.errors import NofeError as NofeError
+    from nofe.experts.convert import convert as convert
     from nofe.experts.network import NetworkOfExperts as NetworkOfExperts
     from nofe.loading import load as load
     from nofe.recipes import default_run as default_run
@@ -30,6 +31,7 @@ _HOME = {
     "RULES": "nofe.specialties",
     "RunConfig": "nofe.config",
     "Specialties": "nofe.specialties",
+    "convert": "nofe.experts.convert",
     "default_run": "nofe.recipes",
     "load": "nofe.loading",
     "load_dataset": "nofe.data",

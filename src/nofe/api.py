@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nofe.architectures import architecture_named
+from nofe.architectures.zoo import trust
 from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
 from nofe.data.pairs import Pairs, dataset_of_pairs
@@ -24,6 +25,7 @@ def configure(
     settings: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """The architecture's recipe for this data, with the fields of `settings` replaced ({"generalist.epochs": 5})."""
+    trust(architecture)
     config = default_run(architecture, dataset)
     chosen: dict[str, Any] = {
         "data.root": data_root,
@@ -47,7 +49,10 @@ def train(
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     device: str = "auto",
-    precision: str = "auto",
+    precision: str | None = None,
+    compile: bool | None = None,
+    capture: bool | None = None,
+    checkpoint_seconds: float = 0.0,
     sync_batch_norm: bool = False,
     workers: int = 0,
     quiet: bool = False,
@@ -59,12 +64,20 @@ def train(
     In a script that torchrun starts, its processes train together, and each has the summary.
     """
     name = dataset if isinstance(dataset, str) else _name_of(dataset)
+    settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     config = configure(name, architecture, experts, rule, seed, data_root, settings)
     if not isinstance(dataset, str | Dataset):
         parts = dataset if isinstance(dataset, tuple) else (dataset, None)
         size = architecture_named(architecture).image_size
         dataset = dataset_of_pairs(*parts, image_size=size, name=name, hold_out=config.data.test, seed=config.data.seed)
-    with launched_runtime(device, precision, sync_batch_norm=sync_batch_norm, workers=workers) as runtime:
+    with launched_runtime(
+        device,
+        compile=compile,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        sync_batch_norm=sync_batch_norm,
+        workers=workers,
+    ) as runtime:
         return run_pipeline(
             config,
             Path(out),

@@ -1,13 +1,16 @@
 """Speed, measured side by side: base, reference and fused experts; eager, captured, compiled.
 
-Every number is a median over rounds in which all cases take turns, so that a machine that slows down slows all of
-them: the ratios hold where the milliseconds do not.
+Every number is a median over rounds in which cases take turns, so that a machine that slows down slows all of them:
+the ratios hold where the milliseconds do not. Those that take turns are a base and the experts compared with it; one
+such group after another is on the device, so that a sweep over K and C needs no more memory than its largest case.
 """
 
+import gc
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -21,22 +24,25 @@ from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.data.dataset import ImageSet
 from nofe.errors import UserError
 from nofe.experts.network import plant_experts
+from nofe.frozen import MEASURING_PAYS_FROM, FrozenNetwork
 from nofe.specialties import random_balanced
 from nofe.training.launch import compile_blocks, launcher
 from nofe.training.loop import Objective, start_training, training_step
 from nofe.training.recipe import Recipe
-from nofe.training.runtime import Runtime, environment
+from nofe.training.runtime import Runtime, device_name, environment
 
 NETWORKS = ("base", "loop", "fused")
 MODES = ("eager", "captured", "compiled", "compiled+captured")
-TASKS = ("train", "forward")
+TASKS = ("train", "forward", "inference")
+USUAL_TASKS = ("train", "forward")
+GROWTH = {"experts": (2, 5, 10, 20, 50, 100), "classes": (100, 1_000, 10_000)}
 
 
 @dataclass(frozen=True)
 class Case:
     network: str  # base; loop: experts one after another; fused: experts as one
     mode: str
-    task: str  # a training step, or forward in evaluation mode
+    task: str  # a training step; forward in evaluation mode; or inference, as nofe evaluate and predict do it
     classes: int
     experts: int
     batch: int
@@ -67,9 +73,31 @@ def cases(
         unknown = set(chosen or ()) - set(known)
         if unknown:
             raise UserError(f"--{name} {sorted(unknown)[0]}: unknown; choose from {', '.join(known)}")
-    combined = product(tasks or TASKS, batches, classes, modes or MODES, networks or NETWORKS, experts)
+    combined = product(tasks or USUAL_TASKS, batches, classes, modes or MODES, networks or NETWORKS, experts)
     made = [Case(network, mode, task, c, 0 if network == "base" else k, n) for task, n, c, mode, network, k in combined]
     return list(dict.fromkeys(made))
+
+
+def growing(
+    what: str, networks: Sequence[str] | None, tasks: Sequence[str] | None, batches: Sequence[int], device: torch.device
+) -> list[Case]:
+    """Cost as K grows at 100 classes, or as C grows at 10 experts; in the mode that trainings on this device use."""
+    if what not in GROWTH:
+        raise UserError(f"--grow {what}: unknown; choose from {', '.join(GROWTH)}")
+    experts = GROWTH["experts"] if what == "experts" else (10,)
+    classes = GROWTH["classes"] if what == "classes" else (100,)
+    mode = "captured" if device.type == "cuda" else "eager"
+    return cases(networks, [mode], tasks, experts, classes, batches)
+
+
+@dataclass
+class _Prepared:
+    launch: Callable[[], None]
+    parameters: int
+    gigaflops: float
+    megabytes: float | None
+    steps: int = 0
+    times: list[float] = field(default_factory=list)
 
 
 def measure(
@@ -80,51 +108,87 @@ def measure(
     rounds: int = 7,
     seconds_a_round: float = 0.25,
 ) -> dict[str, Any]:
-    """Time all cases in turns. Cases that the device cannot run are left out."""
+    """Time all cases, group by group. Cases that the device cannot run are left out."""
     known = architecture_named(architecture)
     cases = [case for case in cases if runtime.device.type == "cuda" or "captured" not in case.mode]
     if not cases:
         raise UserError("bench: no case is left that this device can run; choose other modes")
-    prepared = [_prepare(known, case, runtime) for case in cases]
-    steps = [_steps_for(launch, seconds_a_round, runtime) for launch, *_ in prepared]
-    times: list[list[float]] = [[] for _ in cases]
-    for _ in range(rounds):
-        for index, (launch, *_) in enumerate(prepared):
-            times[index].append(_time(launch, steps[index], runtime))
-    medians = [statistics.median(each) for each in times]
-    base = {
-        (case.mode, case.task, case.batch, case.classes): ms
-        for case, ms in zip(cases, medians, strict=True)
-        if case.network == "base"
-    }
     peak = _peak_gigaflops(runtime)
-    timings = []
-    for case, ms, (_, parameters, gigaflops, megabytes) in zip(cases, medians, prepared, strict=True):
-        of_base = base.get((case.mode, case.task, case.batch, case.classes))
-        timings.append(
-            Timing(
-                case=case,
-                milliseconds=round(ms, 4),
-                images_per_second=round(1000 * case.batch / ms, 1),
-                ratio_to_base=None if of_base is None else round(ms / of_base, 4),
-                peak_megabytes=megabytes,
-                parameters=parameters,
-                gigaflops=round(gigaflops, 3),
-                share_of_peak=round(gigaflops / ms * 1000 / peak, 4),
-            )
-        )
+    ratios: dict[Case, float | None] = {}
+    finished: dict[Case, _Prepared] = {}
+    prepared: dict[Case, _Prepared] = {}
+    for group in _groups(cases):
+        for gone in prepared.keys() - set(group):
+            finished[gone] = replace(prepared.pop(gone), launch=_nothing)  # which holds the network
+        _release(runtime)
+        for case in group:
+            if case not in prepared:
+                prepared[case] = _prepare(known, case, runtime)
+                prepared[case].steps = _steps_for(prepared[case].launch, seconds_a_round, runtime)
+        times: dict[Case, list[float]] = {case: [] for case in group}
+        for _ in range(rounds):
+            for case in group:
+                times[case].append(_time(prepared[case].launch, prepared[case].steps, runtime))
+        for case in group:
+            prepared[case].times += times[case]
+        of_base = next((statistics.median(times[case]) for case in group if case.network == "base"), None)
+        for case in group:
+            # The base is in several groups, and its own row is over all of them; a ratio is inside one.
+            ratios[case] = None if of_base is None else statistics.median(times[case]) / of_base
+    finished |= prepared
+    peak = max(peak, _peak_gigaflops(runtime))  # twice: who disturbs one of them may be gone in the other
     return {
         "architecture": architecture,
         "environment": environment(runtime, seed=0),
+        "kernels": runtime.kernels,
         "rounds": rounds,
         "peak_gigaflops": round(peak, 1),
-        "timings": [asdict(timing) for timing in timings],
+        "timings": [asdict(_timing(case, finished[case], ratios[case], peak)) for case in cases],
     }
 
 
-def _prepare(
-    architecture: Architecture, case: Case, runtime: Runtime
-) -> tuple[Callable[[], None], int, float, float | None]:
+def _groups(cases: Sequence[Case]) -> list[list[Case]]:
+    """The cases of one task, mode, batch, C and K, and the base that they are compared with."""
+    bases = {_setting(case): case for case in cases if case.network == "base"}
+    groups: dict[tuple[Any, ...], list[Case]] = {}
+    order = list(dict.fromkeys(map(_setting, cases)))  # as they first come, so that a base is prepared once
+    for case in sorted(cases, key=lambda case: order.index(_setting(case))):
+        if case.network != "base":
+            base = bases.get(_setting(case))
+            groups.setdefault((*_setting(case), case.experts), [] if base is None else [base]).append(case)
+    alone = [[base] for setting, base in bases.items() if not any(key[:-1] == setting for key in groups)]
+    return [*groups.values(), *alone]
+
+
+def _setting(case: Case) -> tuple[Any, ...]:
+    return case.task, case.mode, case.batch, case.classes
+
+
+def _timing(case: Case, measured: _Prepared, ratio: float | None, peak: float) -> Timing:
+    ms = statistics.median(measured.times)
+    return Timing(
+        case=case,
+        milliseconds=round(ms, 4),
+        images_per_second=round(1000 * case.batch / ms, 1),
+        ratio_to_base=None if ratio is None else round(ratio, 4),
+        peak_megabytes=measured.megabytes,
+        parameters=measured.parameters,
+        gigaflops=round(measured.gigaflops, 3),
+        share_of_peak=round(measured.gigaflops / ms * 1000 / peak, 4),
+    )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _release(runtime: Runtime) -> None:
+    gc.collect()  # captured graphs and networks hold each other
+    if runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepared:
     runtime = replace(runtime, compile="compiled" in case.mode, capture="captured" in case.mode)
     torch.manual_seed(0)
     model: nn.Module
@@ -139,7 +203,13 @@ def _prepare(
     batches = _noise(architecture, case, runtime)
     gigaflops = _gigaflops(model, batches, case, runtime)
     before = _allocated(runtime)
-    launch = _training(model, batches, case, runtime) if case.task == "train" else _forward(model, batches, runtime)
+    if case.network == "fused" and case.task != "inference":  # which chooses for itself
+        model.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        shape = (case.batch, 3, architecture.input_size, architecture.input_size)
+        network.choose_kernels(shape, runtime, training=case.task == "train")
+    launch = {"train": _training, "forward": _forward, "inference": _inference}[case.task](
+        model, batches, case, runtime
+    )
     for _ in range(6):  # compilation, choice of kernels, capture
         launch()
     runtime.synchronize()
@@ -147,8 +217,9 @@ def _prepare(
         torch.cuda.reset_peak_memory_stats()
         launch()
         runtime.synchronize()
-        return launch, parameters, gigaflops, round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-    return launch, parameters, gigaflops, None
+        megabytes = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+        return _Prepared(launch, parameters, gigaflops, megabytes)
+    return _Prepared(launch, parameters, gigaflops, None)
 
 
 def _training(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> Callable[[], None]:
@@ -166,7 +237,7 @@ def _training(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) 
     return launcher(step, runtime)
 
 
-def _forward(model: nn.Module, batches: Batches, runtime: Runtime) -> Callable[[], None]:
+def _forward(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> Callable[[], None]:
     model.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.eval()
     compile_blocks(model, runtime)
@@ -178,6 +249,17 @@ def _forward(model: nn.Module, batches: Batches, runtime: Runtime) -> Callable[[
             model(images)
 
     return launcher(step, runtime)
+
+
+def _inference(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> Callable[[], None]:
+    """The path of nofe evaluate and predict; a captured pass is launched by itself."""
+    images, _ = batches.next()
+    ready = FrozenNetwork(model, runtime, max(case.batch, MEASURING_PAYS_FROM), images.shape[-1], at_once=case.batch)
+
+    def answer() -> None:
+        ready(images)
+
+    return answer
 
 
 def _noise(architecture: Architecture, case: Case, runtime: Runtime) -> Batches:
@@ -236,3 +318,21 @@ def _time(launch: Callable[[], None], steps: int, runtime: Runtime) -> float:
 
 def _allocated(runtime: Runtime) -> int:
     return torch.cuda.memory_allocated() if runtime.device.type == "cuda" else 0
+
+
+def runtime_for(modes: Sequence[str] | None, runtime: Runtime) -> Runtime:
+    """The first of the modes, or how a training on this device runs."""
+    mode = modes[0] if modes else ("captured" if runtime.device.type == "cuda" else "eager")
+    if mode not in MODES or ("captured" in mode and runtime.device.type != "cuda"):
+        raise UserError(f"--mode {mode}: unknown, or not for this device; choose from {', '.join(MODES)}")
+    return replace(runtime, compile="compiled" in mode, capture="captured" in mode)
+
+
+def table_name(architecture: str, tasks: Sequence[str] | None, grow: str | None) -> str:
+    parts = [architecture, *(tasks or ()), *(("as", grow, "grow") if grow else ())]
+    return "-".join(parts)
+
+
+def folder_of(runtime: Runtime) -> str:
+    """A name for the device: `nvidia-h200`, `amd-epyc-2-cores`."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name(runtime.device).lower()).strip("-")

@@ -1,6 +1,8 @@
 """The command line: a few verbs; every other field of the configuration is reached by --set."""
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,7 @@ app = typer.Typer(
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the code of a python: architecture.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where data sets lie, or are downloaded to.")]
 
 
@@ -33,6 +36,12 @@ def train(
     experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
     rule: Annotated[str | None, typer.Option(help="How specialties are chosen; see nofe list.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order, augmentation and partition.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from the library's weights.")] = False,
+    weights: Annotated[Path | None, typer.Option(help="Start from the weights in this file.")] = None,
+    frozen_trunk: Annotated[bool, typer.Option("--frozen-trunk", help="Train heads and branches alone.")] = False,
+    cut: Annotated[str | None, typer.Option(help="Experts begin with this layer.")] = None,
+    branch_width: Annotated[float | None, typer.Option(help="Of the layers inside a branch; 1 is full.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Narrow the branches to so many in all.")] = None,
     base: Annotated[str | None, typer.Option(help="Bases to compare: experts, paper, both, none.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -46,9 +55,10 @@ def train(
     ] = None,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, bf16, tf32 or fp32.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
+    kernels: Annotated[str, typer.Option(help="measure, together, loop, product or branches.")] = "measure",
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0 is one a core.")] = 0,
     sync_batch_norm: Annotated[
@@ -57,6 +67,7 @@ def train(
 ) -> None:
     """Train a base and a network of experts, and compare them. On several GPUs: torchrun ... -m nofe train ..."""
     from nofe import pipeline, runs
+    from nofe.architectures.zoo import trust
     from nofe.report.text import comparison, specialties_in_words
     from nofe.training.progress import Silent, progress_for_this_output
     from nofe.training.runtime import launched_runtime
@@ -66,17 +77,25 @@ def train(
         "data.root": None if data_root is None else str(data_root),
         "data.skip_unreadable": True if skip_unreadable else None,
         "architecture": architecture,
+        "adapt.weights": _weights(pretrained, weights),
+        "adapt.frozen_trunk": True if frozen_trunk else None,
+        "adapt.cut": cut,
+        "adapt.branch_width": branch_width,
+        "adapt.parameters": parameters,
         "specialties.count": experts,
         "specialties.rule": rule,
         "seed": seed,
         "base.by": base,
+        "precision": precision,
     }
+    if architecture is not None:
+        trust(architecture)
     given = {name: value for name, value in chosen.items() if value is not None}
     with launched_runtime(
         device,
-        precision,
         compile=compile_,
         capture=capture,
+        kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
         workers=workers,
@@ -111,7 +130,8 @@ def _configured(
     config = with_settings(config, [*given, *settings])
     if out is None:
         kind = config.data.name.partition(":")[0]
-        out = Path("runs") / f"{kind}-{config.architecture}-k{config.specialties.count}"
+        architecture = re.sub(r"[^\w.-]+", "-", config.architecture)
+        out = Path("runs") / f"{kind}-{architecture}-k{config.specialties.count}"
         out = out if resume else _chosen(out, ranks)
     return config, out
 
@@ -123,19 +143,43 @@ def _chosen(out: Path, ranks: "Ranks") -> Path:
     return chosen
 
 
+def _weights(pretrained: bool, weights: Path | None) -> str | None:
+    if pretrained and weights is not None:
+        from nofe.errors import UserError
+
+        raise UserError(f"--pretrained and --weights {weights}: two sources of weights; give one of them")
+    return "pretrained" if pretrained else None if weights is None else str(weights)
+
+
+def _trust_code_of(run: Path) -> None:
+    from nofe.architectures.zoo import trust
+    from nofe.runs import Run
+
+    trust(str(Run(run).read_config()["architecture"]))
+
+
 def _free(out: Path) -> Path:
     numbered = (out, *(out.with_name(f"{out.name}-{number}") for number in range(2, 10_000)))
     return next(path for path in numbered if not path.exists())
 
 
 @app.command()
-def evaluate(run: RunFolder, data_root: DataRoot = None, as_json: AsJson = False, device: Device = "auto") -> None:
+def evaluate(
+    run: RunFolder,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile; pays for very many images.")] = False,
+    trust_code: TrustCode = False,
+) -> None:
     """Judge a run on its test images: top-1, top-5, by specialty, inside and across specialties."""
     from nofe.inference import evaluate_run
     from nofe.report.text import evaluation_in_words
     from nofe.training.runtime import make_runtime
 
-    figures = evaluate_run(run, make_runtime(device), data_root)
+    if trust_code:
+        _trust_code_of(run)
+    figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root)
     print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
 
 
@@ -146,12 +190,15 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
     as_json: AsJson = False,
     device: Device = "auto",
+    trust_code: TrustCode = False,
 ) -> None:
     """Name what is in a picture, how probable it is, and which expert spoke."""
     from nofe.inference import predict_files
     from nofe.report.text import predictions_in_words
     from nofe.training.runtime import make_runtime
 
+    if trust_code:
+        _trust_code_of(run)
     answers = predict_files(run, images, top, make_runtime(device))
     print(json.dumps(answers, indent=2) if as_json else predictions_in_words(answers))
 
@@ -183,12 +230,12 @@ def report(run: RunFolder) -> None:
 @app.command("list")
 def list_() -> None:
     """Architectures, data sets and specialty rules."""
-    from nofe.architectures import ARCHITECTURES
+    from nofe.architectures import summaries
     from nofe.data import DATASETS
     from nofe.specialties import RULES
 
     tables = {
-        "architectures": {name: architecture.summary for name, architecture in ARCHITECTURES.items()},
+        "architectures": summaries(),
         "data sets": dict(DATASETS),
         "specialty rules": {name: rule.summary for name, rule in RULES.items()},
     }
@@ -241,29 +288,67 @@ def bench(
     context: typer.Context,
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
     experts: Annotated[list[int], typer.Option(help="K; repeatable.")] = [10],  # noqa: B006
-    classes: Annotated[list[int], typer.Option(help="C; repeatable.")] = [100],  # noqa: B006
-    batch: Annotated[list[int], typer.Option(help="Images a step; repeatable.")] = [128],  # noqa: B006
+    classes: Annotated[list[int] | None, typer.Option(help="C; repeatable; 100, for the update 1,000.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Images a step; repeatable; 128, on a processor 16.")] = None,
     network: Annotated[list[str] | None, typer.Option(help="base, loop, fused; all by default.")] = None,
     mode: Annotated[list[str] | None, typer.Option(help="eager, captured, compiled, compiled+captured.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="train, forward.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="In which all cases take turns.")] = 7,
+    task: Annotated[
+        list[str] | None, typer.Option(help="train, forward, inference; or update or losses, alone.")
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="Of the losses: glyphs, cifar100 or cifar10.")] = "glyphs",
+    data_root: DataRoot = None,
+    grow: Annotated[str | None, typer.Option(help="A table and a plot over the number of experts or classes.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="In which cases take turns.")] = 7,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Write the table as JSON, too.")] = None,
+    kernels: Annotated[str, typer.Option(help="measure, together, loop, product or branches.")] = "measure",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to keep the table; by default benchmarks/results/DEVICE/.")
+    ] = None,
 ) -> None:
-    """Time base and experts side by side: training steps and inference. `bench data` times the images' way."""
+    """Time base and experts side by side: steps, inference, updates. `bench data` times the way of the images."""
     if context.invoked_subcommand is not None:
         return
     from nofe import bench as benchmark
-    from nofe.report.text import timings_in_words
+    from nofe.architectures.zoo import trust
+    from nofe.report.growth import growth_svg
+    from nofe.report.text import timings_in_words, update_in_words
     from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 
-    cases = benchmark.cases(network, mode, task, experts, classes, batch)
-    table = benchmark.measure(architecture, cases, make_runtime(device, precision), rounds=rounds)
-    print(timings_in_words(table))
-    if out is not None:
-        write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+    trust(architecture)
+    runtime = make_runtime(device, precision, kernels=kernels)
+    batches = batch or [128 if runtime.device.type == "cuda" else 16]
+    if task == ["losses"]:
+        from nofe.data import load_dataset
+        from nofe.first_losses import measure_first_losses
+        from nofe.recipes import default_run
+        from nofe.report.text import losses_in_words
+
+        images = load_dataset(dataset, root=data_root or Path("data"), image_size=32)
+        recipe = dataclasses.replace(default_run(architecture, dataset).experts, batch=batches[0])
+        table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode)
+        text, name = losses_in_words(table), f"{architecture}-losses-{runtime.precision}"
+    elif task == ["update"]:
+        from nofe.update_cost import measure_update
+
+        chosen = benchmark.runtime_for(mode, runtime)
+        table = measure_update(architecture, (classes or [1000])[0], experts[0], batches[0], chosen, rounds)
+        text, name = update_in_words(table), f"{architecture}-update"
+    else:
+        if grow is None:
+            cases = benchmark.cases(network, mode, task, experts, classes or [100], batches)
+        else:
+            cases = benchmark.growing(grow, network, task, batches, runtime.device)
+        table = benchmark.measure(architecture, cases, runtime, rounds=rounds)
+        text = timings_in_words(table)
+        name = benchmark.table_name(architecture, task, grow)
+    print(text)
+    out = out or Path("benchmarks/results") / benchmark.folder_of(runtime) / f"{name}.json"
+    write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+    if grow is not None:
+        write_atomically(out.with_suffix(".svg"), growth_svg(table, grow))
+    print(f"\nwrote {out}" + (f" and {out.with_suffix('.svg').name}" if grow else ""))
 
 
 @bench_app.command("data")
@@ -301,7 +386,6 @@ def reproduce(
     folder: Annotated[Path, typer.Option(help="One JSON file for each finished run, by device.")] = Path("results"),
     only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
 ) -> None:
     """Train what is missing of the paper's tables on CIFAR-100, and print them beside the paper's."""
@@ -323,7 +407,7 @@ def reproduce(
         raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")
     jobs = missing(experiments, seeds, results_in(folder))
     print(f"{len(jobs)} runs are missing")
-    workshop = Workshop(work, folder, data_root, device, precision, compile_)
+    workshop = Workshop(work, folder, data_root, device, compile_)
     unfinished = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else []
     found = results_in(folder)
     for table in chosen:
@@ -338,11 +422,17 @@ def results(
     folder: Annotated[Path, typer.Option(help="One JSON file for each run, by device.")] = Path("results"),
     page: Annotated[Path, typer.Option(help="Made from these files alone.")] = Path("docs/results.md"),
 ) -> None:
-    """File the figures of finished runs, and write the page of all results anew."""
-    from nofe.experiments.results import file_result, read_results, results_page
+    """File the figures of finished runs, and write the page of all results, with its figures, anew."""
+    from nofe.experiments.markdown import results_page
+    from nofe.experiments.page import Index
+    from nofe.experiments.pictures import pictures
+    from nofe.experiments.results import file_result, read_results
     from nofe.runs import Run, write_atomically
 
     for run in runs or []:
         print(f"wrote {file_result(Run(run), folder)}")
-    write_atomically(page, results_page(read_results(folder)).encode())
+    found = read_results(folder)
+    for name, png in pictures(Index(found)).items():
+        write_atomically(page.parent / "figures" / name, png)
+    write_atomically(page, results_page(found).encode())
     print(f"wrote {page}")

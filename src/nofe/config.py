@@ -5,17 +5,20 @@ import json
 import math
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import cattrs
 
+from nofe.architectures import Architecture
+from nofe.architectures.options import AdaptConfig, architecture_with
 from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
 from nofe.specialties import rule_named
 from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
+from nofe.training.runtime import require_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,9 @@ class RunConfig:
 
     architecture: str
     seed: int = 0
+    precision: str = "auto"  # of products and convolutions: bf16, tf32, fp32; auto is bf16 where the device has it
     until: Literal["base", "specialties", "experts"] = "experts"  # the last stage that is trained
+    adapt: AdaptConfig = field(default_factory=AdaptConfig)
     data: DataConfig = DataConfig()
     specialties: SpecialtiesConfig = SpecialtiesConfig()
     base: BaseConfig
@@ -80,11 +85,22 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UserError(f"seed={self.seed}: out of range; use 0 or more")
+        require_precision(self.precision)
         needs_base = self.specialties.rule == "spectral" or self.generalist.start == "base"
         if needs_base and self.base.by == "none":
             raise UserError("base.by=none: spectral specialties and generalist.start=base need a base; leave it on")
+        if self.adapt.parameters and self.specialties.rule == "groups":
+            raise UserError(
+                "adapt.parameters: with the rule groups the number of experts is not known in time; set "
+                "adapt.branch_width instead"
+            )
         if self.until == "base" and self.base.by == "none":
             raise UserError("until=base, base.by=none: nothing is left to train; leave one of them out")
+
+
+def architecture_of(config: RunConfig, classes: int) -> Architecture:
+    """The network of a run, cut and sized as its configuration says."""
+    return architecture_with(config.architecture, config.adapt, classes, config.specialties.count)
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:

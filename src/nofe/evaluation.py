@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nofe.data.batches import DeviceImages
+from nofe.frozen import frozen
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
-
-EVALUATION_BATCH = 500
 
 
 @dataclass(frozen=True)
@@ -41,25 +40,27 @@ class SpecialtyFigures:
     confused_across: float  # share of images taken for a class of another specialty
 
 
+def answers_of(
+    model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Which images, and their logits in evaluation mode, each image once; the model stays in the mode it is in.
+
+    Whole batches are dealt out to ranks: no image is padded in, what is in a batch does not depend on how many ranks
+    there are, and together they have each image once.
+    """
+    every = torch.arange(len(images), device=runtime.device) if index is None else index
+    network = frozen(model, runtime, len(every), crop)
+    with torch.inference_mode():
+        for part in images.ahead(torch.split(every, network.batch)[runtime.ranks.rank :: runtime.ranks.count]):
+            yield part, network(images.centre_view(part, crop))
+
+
 def logits_of(
     model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits and labels in evaluation mode, each image once; the model is put back in the mode it was in.
-
-    Every rank gets the images of its `parts_of_rank`; together they have each image once.
-    """
-    was_training = model.training
-    model.eval()
-    every = torch.arange(len(images), device=runtime.device) if index is None else index
-    with torch.inference_mode(), runtime.autocast():
-        for part in images.ahead(parts_of_rank(every, runtime)):
-            yield model(images.centre_view(part, crop)).float(), images.labels[part]
-    model.train(was_training)
-
-
-def parts_of_rank(index: Tensor, runtime: Runtime) -> tuple[Tensor, ...]:
-    """Whole batches, dealt out: no image is padded in, and what is in a batch does not depend on how many ranks are."""
-    return torch.split(index, EVALUATION_BATCH)[runtime.ranks.rank :: runtime.ranks.count]
+    """Logits and labels of this rank's share of the images."""
+    for part, logits in answers_of(model, images, crop, runtime, index):
+        yield logits, images.labels[part]
 
 
 def accuracy(
@@ -96,12 +97,10 @@ def mean_probabilities(
 
 
 def predict(model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime) -> Predictions:
-    every = torch.arange(len(images), device=runtime.device)
     classes = torch.zeros(len(images), 5, dtype=torch.int64, device=runtime.device)
     probabilities = torch.zeros(len(images), 5, device=runtime.device)
     known = 0  # columns that are filled: fewer than five when C < 5
-    answers = logits_of(model, images, crop, runtime)
-    for part, (logits, _) in zip(parts_of_rank(every, runtime), answers, strict=True):
+    for part, logits in answers_of(model, images, crop, runtime):
         known = min(5, logits.shape[1])
         top = logits.softmax(1).topk(known)
         classes[part, :known] = top.indices

@@ -8,6 +8,7 @@ import torch
 
 from nofe.data.folder import find_images, read_images
 from nofe.evaluation import by_specialty, predict
+from nofe.frozen import frozen
 from nofe.loading import open_finished
 from nofe.training.runtime import Runtime
 
@@ -17,7 +18,9 @@ FILES_AT_ONCE = 64
 def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None) -> dict[str, Any]:
     """Top-1 and top-5 of experts and base, and where the experts' mistakes go."""
     finished = open_finished(path)
+    runtime.use_precision(finished.config.precision)
     network = finished.network().to(runtime.device)
+    network.fuse()
     test = finished.test_images(runtime, data_root)
     predictions = predict(network, test, finished.crop, runtime)
     figures: dict[str, Any] = {
@@ -39,16 +42,19 @@ def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None) ->
 def predict_files(path: Path, images: list[Path], top: int, runtime: Runtime) -> list[dict[str, Any]]:
     """The `top` most probable classes of each picture, each with the expert that owns it."""
     finished = open_finished(path)
+    runtime.use_precision(finished.config.precision)
     network = finished.network().to(runtime.device)
+    network.fuse()
     files = find_images(images)
+    ready = frozen(network, runtime, len(files), finished.crop)
     height = finished.mean.shape[-1]
     answers = []
     for start in range(0, len(files), FILES_AT_ONCE):
         some = files[start : start + FILES_AT_ONCE]
         pixels = torch.from_numpy(read_images(some, height)).to(runtime.device)  # (N, 3, H, W)
-        with torch.inference_mode(), runtime.autocast():
-            logits = network(finished.preprocess(pixels))  # (N, C)
-        best = logits.float().softmax(1).topk(min(top, logits.shape[1]))
+        with torch.inference_mode():
+            logits = ready(finished.preprocess(pixels))  # (N, C)
+        best = logits.softmax(1).topk(min(top, logits.shape[1]))
         for file, classes, probabilities in zip(some, best.indices.tolist(), best.values.tolist(), strict=True):
             named = [
                 {

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from nofe import config as configuration
 from nofe import runs
-from nofe.architectures import Classifier, architecture_named
-from nofe.config import RunConfig
+from nofe.architectures import Architecture, Classifier
+from nofe.config import RunConfig, architecture_of
 from nofe.data.batches import DeviceImages, centre_crop
 from nofe.data.stream import on_device
 from nofe.errors import UserError
@@ -38,11 +38,14 @@ class FinishedRun:
     def crop(self) -> int:
         return self.config.experts.augmentation.crop
 
+    def architecture(self) -> Architecture:
+        return architecture_of(self.config, len(self.class_names))
+
     def specialties(self) -> Specialties:
         return Specialties.from_json(self.run.read_json(runs.SPECIALTIES))
 
     def network(self) -> NetworkOfExperts:
-        network = plant_experts(architecture_named(self.config.architecture), self.specialties())
+        network = plant_experts(self.architecture(), self.specialties())
         network.load_state_dict(safetensors.torch.load(self.run.read(runs.NETWORK)))
         network.class_names = self.class_names
         network.preprocess = self.preprocess
@@ -52,7 +55,7 @@ class FinishedRun:
         """The plain network by the experts' recipe, where the run has one."""
         if not self.run.has(runs.BASE):
             return None
-        base = architecture_named(self.config.architecture).classifier(len(self.class_names))
+        base = self.architecture().classifier(len(self.class_names))
         base.load_state_dict(safetensors.torch.load(self.run.read(runs.BASE)))
         return base.eval()
 

@@ -26,29 +26,34 @@ from torch import nn
 from nofe import config as configuration
 from nofe import runs
 from nofe.architectures import Architecture, Classifier, architecture_named, parameter_count
+from nofe.architectures.pretrained import read_weights, start_from
 from nofe.classifier import train_classifier
-from nofe.config import RunConfig, SpecialtiesConfig
+from nofe.config import RunConfig, SpecialtiesConfig, architecture_of
 from nofe.data import Dataset
 from nofe.data.batches import DeviceImages, pixel_mean
 from nofe.data.stored import StoredImages, open_dataset
 from nofe.data.stream import on_device
 from nofe.errors import RunError, UserError
-from nofe.evaluation import by_specialty, count_confusion, predict
+from nofe.evaluation import by_specialty, predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
+from nofe.experts.size import sizes_of
 from nofe.generalist import train_generalist
 from nofe.report.page import report_if_possible
+from nofe.report.text import sizes_in_words
 from nofe.reuse import FILES_OF_STAGE, adopt, base_recipes
 from nofe.runs import Run
 from nofe.specialties import (
     Specialties,
     Update,
     chance_of_pairs_together,
+    class_confusion,
     given_groups,
     pairs_together,
     random_balanced,
     rule_named,
     spectral,
     update_named,
+    wordnet_specialties,
 )
 from nofe.streams import seed_for, stream
 from nofe.training.journal import Journal
@@ -74,6 +79,7 @@ def train(
     A stage that one of the `donors`, folders of other runs, has trained alike is taken from there.
     """
     runtime = runtime or make_runtime()
+    runtime.use_precision(config.precision)
     ranks = runtime.ranks
     progress = progress if progress and ranks.rank == 0 else Silent()
     with open_shared_run(out, resume=resume, check=lambda run: _require_same(config, run), ranks=ranks) as run:
@@ -86,6 +92,7 @@ def train(
                 lambda: held_out(config, dataset or read_dataset(config, runtime, streamed)), ranks
             )
             task = prepare(config, images, run, runtime, progress)
+            progress.say(sizes_in_words(sizes_before_training(task)))
             for stage in ranks.first(lambda: adopt(run, config, donors)):
                 progress.say(f"{stage}: taken from another run")
             networks: dict[str, nn.Module] = dict(train_bases(task))
@@ -173,6 +180,8 @@ def read_by_every_rank(read: Callable[[], Dataset], ranks: Ranks) -> Dataset:
 def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
     """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
     _require_fitting_crops(config, dataset)
+    if config.adapt.weights:
+        read_weights(config.adapt.weights, config.architecture)  # a misspelt file, before anything is trained
     if config.specialties.rule == "groups":
         runtime.ranks.first(lambda: group_of_class(config.specialties.groups, dataset))  # misspelt? before training
     elif config.specialties.count > dataset.classes:
@@ -180,6 +189,8 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
             f"--experts {config.specialties.count}: more than the {dataset.classes} classes of {config.data.name}; "
             f"use 2 to {dataset.classes}"
         )
+    if config.specialties.rule == "wordnet":
+        wordnet_specialties(dataset.class_names, config.specialties.count)
     described = {
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint(),
@@ -201,7 +212,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         mean = stored["mean"]
     return Task(
         config=config,
-        architecture=architecture_named(config.architecture),
+        architecture=architecture_of(config, dataset.classes),
         dataset=dataset,
         train=on_device(dataset.train, mean, runtime.device),
         test=on_device(dataset.test, mean, runtime.device),
@@ -229,9 +240,19 @@ def train_base(task: Task, stage: str, recipe: Recipe) -> Classifier:
     task.seeded("base")
     base = task.architecture.classifier(task.classes)
     if not restored(base, file, task):
+        begin_from_weights(task, base)
         train_over_classes(task, stage, base, recipe)
         task.run.write(file, weights(base))
     return base
+
+
+def begin_from_weights(task: Task, model: Classifier) -> None:
+    """Weights that somebody trained, and a trunk that keeps them, where the configuration asks for it."""
+    options = task.config.adapt
+    if options.weights:
+        start_from(model, read_weights(options.weights, task.config.architecture), task.architecture, options.weights)
+    if options.frozen_trunk:
+        model.freeze_trunk()
 
 
 def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Classifier, Specialties]:
@@ -241,11 +262,12 @@ def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Class
     specialties = first_specialties(task, base)
     task.seeded("generalist")
     generalist = task.architecture.classifier(specialties.count)
-    if config.generalist.start == "base" and base is not None:
-        generalist.trunk.load_state_dict(base.get_submodule("trunk").state_dict())
     if task.run.has(runs.SPECIALTIES) and restored(generalist, runs.GENERALIST, task):
         return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
     task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out
+    begin_from_weights(task, generalist)
+    if config.generalist.start == "base" and base is not None:
+        generalist.trunk.load_state_dict(base.get_submodule("trunk").state_dict())
     specialties = train_generalist(
         generalist,
         specialties,
@@ -274,10 +296,12 @@ def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
     rng = stream(task.config.seed, "specialties", "start")
     if config.rule == "spectral":
         assert base is not None  # RunConfig sees to it
-        everything = torch.arange(len(task.train), device=task.runtime.device)
         crop = task.config.experts.augmentation.crop
-        confusion = count_confusion(base, task.train, crop, (classes, classes), task.runtime, everything)
+        predictions = predict(base, task.train, crop, task.runtime)
+        confusion = class_confusion(predictions.labels, predictions.classes[:, 0], classes)
         return task.runtime.ranks.first(lambda: spectral(confusion, config.count, rng))
+    if config.rule == "wordnet":
+        return wordnet_specialties(task.dataset.class_names, config.count)
     if config.rule == "groups":
         return task.runtime.ranks.first(lambda: given_groups(group_of_class(config.groups, task.dataset)))
     return random_balanced(classes, config.count, rng)
@@ -317,11 +341,33 @@ def train_experts(task: Task, generalist: nn.Module, specialties: Specialties) -
     else:
         network = plant_experts(task.architecture, specialties)
     if not restored(network, runs.NETWORK, task):
+        if task.config.adapt.frozen_trunk:
+            network.freeze_trunk()
         network.fuse()
+        choose_kernels(task, network)
         train_over_classes(task, "experts", network, task.config.experts)
         network.unfuse()
         task.run.write(runs.NETWORK, weights(network))
+    elif not task.run.has(runs.KERNELS):
+        task.run.discard(runs.KERNELS)  # damaged, and of no use any more
     return network
+
+
+def choose_kernels(task: Task, network: NetworkOfExperts) -> None:
+    """Kernels that differ round differently: a run that goes on uses those that it began with."""
+    recipe, device = task.config.experts, task.runtime.device
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    noted = task.run.read_json(runs.KERNELS) if task.run.has(runs.KERNELS) else {"device": None, "choices": {}}
+    known = noted["choices"] if noted["device"] == device.type else {}
+    ranks = task.runtime.ranks
+    batch = min(recipe.batch, len(task.train)) // ranks.count
+    shape = (batch, 3, recipe.augmentation.crop, recipe.augmentation.crop)
+    # All ranks must hold the same parameters: the first one measures.
+    chosen = ranks.first(lambda: network.choose_kernels(shape, task.runtime, training=True, known=known))
+    if ranks.rank:
+        network.choose_kernels(shape, task.runtime, training=True, known=chosen, may_measure=False)
+    if chosen and chosen != known:
+        task.run.write_json(runs.KERNELS, {"device": device.type, "choices": chosen})
 
 
 def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe) -> None:
@@ -336,6 +382,15 @@ def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe)
         task.runtime,
         task.journal,
     )
+
+
+def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
+    """Parameters and multiplications of base and experts, the experts' with specialties of equal size."""
+    config = task.config
+    known = config.specialties.rule == "groups"
+    experts = len(set(group_of_class(config.specialties.groups, task.dataset))) if known else config.specialties.count
+    sizes = sizes_of(task.architecture, task.classes, experts, config.experts.augmentation.crop)
+    return {name: dataclasses.asdict(size) for name, size in sizes.items()}
 
 
 def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
@@ -402,7 +457,7 @@ def _npz(**arrays: NDArray[Any]) -> bytes:
 
 def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
     """That the images hold what every stage crops and the network can read it, before anything is trained."""
-    architecture = architecture_named(config.architecture)
+    architecture = architecture_of(config, dataset.classes)
     recipes: dict[str, Recipe] = {"generalist": config.generalist, "experts": config.experts}
     if config.base.by in ("paper", "both"):
         recipes["base.paper"] = config.base.paper
@@ -412,8 +467,8 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
                 f"{name}.augmentation.crop={crop}: larger than the images of {dataset.image_size} pixels; "
                 f"bring images of {architecture.image_size} pixels for {architecture.name}, or set a smaller crop"
             )
-        if crop == architecture.input_size:
-            continue  # known to fit
+        if crop == architecture.input_size and architecture.classifier_layer is None:
+            continue  # known to fit; a network that is cut here is tried, so that a wrong cut is noticed now
         try:
             with torch.device("meta"), torch.inference_mode():  # where only shapes are computed
                 images = torch.zeros(1, 3, crop, crop)
@@ -427,7 +482,7 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
 
 
 def _require_same(config: RunConfig, run: Run) -> None:
-    earlier = run.read_config()
+    earlier = json.loads(json.dumps(configuration.to_json(configuration.from_json(run.read_config()))))
     now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
     differing = _differences(earlier, now)
     if differing:

@@ -3,9 +3,9 @@
 Where paper and release differ, the choice and its reason are in docs/paper-map.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nofe.architectures import ARCHITECTURES, architecture_named
+from nofe.architectures import ARCHITECTURES, Architecture, architecture_named
 from nofe.architectures.matched import MATCHED
 from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig
 from nofe.data.batches import Augmentation
@@ -22,7 +22,12 @@ class Recipes:
     experts: ExpertsConfig
     base: Recipe | None = None  # the paper's own for the base, where it differs from the experts'
     rule: str = "fully-balanced"
+    precision: str = "auto"
 
+
+# Activations are as large as pixels, 0..255, in networks that nothing normalises, and bfloat16 has eight bits. The
+# table `precision` of `nofe reproduce` shows what it costs.
+WITHOUT_BATCH_NORM = "tf32"
 
 # AlexNet-Quick mirrors in its generalist only, as in the release.
 QUICK = Recipes(
@@ -30,6 +35,7 @@ QUICK = Recipes(
         epochs=8, batch=100, rate=0.001, weight_decay=0.004, augmentation=Augmentation(mirror=True)
     ),
     experts=ExpertsConfig(epochs=12, drops=(8 / 12, 10 / 12), batch=100, rate=0.001, weight_decay=0.004),
+    precision=WITHOUT_BATCH_NORM,
 )
 ALEXNET = Recipes(
     generalist=GeneralistConfig(
@@ -43,6 +49,7 @@ ALEXNET = Recipes(
         weight_decay=0.004,
         augmentation=Augmentation(mirror=True),
     ),
+    precision=WITHOUT_BATCH_NORM,
 )
 # The release's rates: all its VGG files are on the 0.01 scale, the paper prints a tenth of it.
 VGG11 = Recipes(
@@ -65,6 +72,7 @@ VGG11 = Recipes(
         weight_decay=5e-4,
         augmentation=Augmentation(padding=4, mirror=True),
     ),
+    precision=WITHOUT_BATCH_NORM,
 )
 # The release's 49,000, 11,000 and 5,000 steps of 128 images; the paper counts them as if the batch were 100.
 NIN = Recipes(
@@ -87,6 +95,7 @@ NIN = Recipes(
         weight_decay=1e-3,
         augmentation=Augmentation(26, mirror=True),
     ),
+    precision=WITHOUT_BATCH_NORM,
 )
 # The paper's base has a fifth of the experts' weight decay: both can be run (base.by=both). The experts' recipe, and
 # so the base that they are compared with, decays batch norm as well: docs/decisions/0009-batch-norm-in-resnet56.md.
@@ -137,6 +146,7 @@ ALEXNET_CAFFE = Recipes(
         weight_decay=5e-4,
         augmentation=Augmentation(227, mirror=True),
     ),
+    precision=WITHOUT_BATCH_NORM,
 )
 # For the embedded data set, on a processor; chosen on glyphs of another seed than the default's.
 SMALL = Recipes(
@@ -175,14 +185,31 @@ RECIPES |= {
 }
 assert RECIPES.keys() == ARCHITECTURES.keys()
 
+SMALL_IMAGES = 64  # pixels up to which images are padded before they are cropped; larger ones have a margin
+
+
+def recipes_for(architecture: Architecture) -> Recipes:
+    """The paper's for its networks; for any other the schedule of ResNet56, which suits most with batch norm."""
+    if architecture.name in RECIPES:
+        return RECIPES[architecture.name]
+    size = architecture.input_size
+    augmentation = Augmentation(size, padding=size // 8 if size <= SMALL_IMAGES else 0, mirror=True)
+    return Recipes(
+        generalist=replace(RESNET56.generalist, weight_decay=5e-4, decay_norms=True, augmentation=augmentation),
+        experts=replace(RESNET56.experts, augmentation=augmentation),
+        rule="exact",
+    )
+
+
 DEMO_DATASET, DEMO_ARCHITECTURE = "glyphs", "small"
 
 
 def default_run(architecture: str = DEMO_ARCHITECTURE, dataset: str = DEMO_DATASET) -> RunConfig:
     """The recipe of the architecture: for a network of the paper the paper's, as docs/paper-map.md reads it."""
-    recipes = RECIPES[architecture_named(architecture).name]
+    recipes = recipes_for(architecture_named(architecture))
     return RunConfig(
         architecture=architecture,
+        precision=recipes.precision,
         data=DataConfig(name=dataset),
         specialties=SpecialtiesConfig(rule=recipes.rule),
         base=BaseConfig(paper=recipes.base or base_by(recipes.experts)),

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from nofe.data.batches import DeviceImages
 from nofe.errors import UserError
-from nofe.evaluation import EVALUATION_BATCH
 from nofe.experts.network import NetworkOfExperts
 from nofe.report.neighbours import NeighbourGrid
 from nofe.training.runtime import Runtime
@@ -33,6 +32,7 @@ from nofe.training.runtime import Runtime
 Layer = Literal["convolution", "linear"]
 Distance = Literal["euclidean", "cosine"]
 DEPTHS = (1, 3, 10)
+EVALUATION_BATCH = 500
 QUERIES_AT_ONCE = 1000  # a block of distances to 10,000 images is 40 MB
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)

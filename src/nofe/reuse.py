@@ -13,6 +13,7 @@ from typing import Any
 
 from nofe import config as configuration
 from nofe import runs
+from nofe.architectures.options import AdaptConfig
 from nofe.config import RunConfig
 from nofe.errors import NofeError
 from nofe.recipes import base_by
@@ -52,8 +53,11 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
     common = {
         "architecture": config.architecture,
         "seed": config.seed,
+        "precision": config.precision,
         "data": configuration.unstructured(replace(config.data, root="")),
     }
+    if (parts := replace(config.adapt, branch_width=1.0, parameters=0)) != AdaptConfig():
+        common["adapt"] = configuration.unstructured(parts)
     recipes = base_recipes(config)
     keys = {stage: _digest(common, base=configuration.unstructured(recipe)) for stage, recipe in recipes.items()}
     if config.until == "base":
@@ -66,8 +70,9 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
         base=next(iter(keys.values())) if needs_base else None,
     )
     if config.until == "experts":
+        branches = {} if config.adapt == AdaptConfig() else {"branches": configuration.unstructured(config.adapt)}
         keys["experts"] = _digest(
-            common, generalist=keys["generalist"], experts=configuration.unstructured(config.experts)
+            common, generalist=keys["generalist"], experts=configuration.unstructured(config.experts), **branches
         )
     return keys
 

@@ -12,7 +12,7 @@ from PIL import Image
 from nofe.config import with_settings
 from nofe.errors import UserError
 from nofe.experiments.page import Index, cells, overview, table_in_words
-from nofe.experiments.reproduce import Job, Workshop, missing, reproduce, run_job
+from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job
 from nofe.experiments.results import results_in
 from nofe.experiments.tables import KS, PAPER_TABLE_3, TABLES, Experiment, Row, Table, experiments_of, tables_named
 from nofe.recipes import default_run
@@ -111,6 +111,19 @@ def test_side_by_side_everything_missing_is_filed_and_then_nothing_is_missing(
     assert cells(row, Index(found).of(row))[1].startswith(f"{np.mean(accuracies):.2f} ±")
 
 
+def test_what_is_measured_on_a_run_is_filed_with_it(shades: Path, workshop: Workshop) -> None:
+    both = replace(experiment(shades, "both", "base.by=experts"), measures=("retrieval", "inference"))
+    run_job(Job(both, 0), workshop)
+    [found] = results_in(workshop.results)
+    precision = found["retrieval"]["precision"]
+    assert precision.keys() == {"experts", "base"}
+    assert all(0 <= share <= 1 for by_depth in precision.values() for share in by_depth.values())
+    assert all(found["inference"][name]["256"] > found["inference"][name]["1"] > 0 for name in ("base", "experts"))
+    assert missing([both], 1, [found]) == []
+    plain = {name: value for name, value in found.items() if name != "retrieval"}
+    assert [job.name for job in missing([both], 1, [plain])] == ["both-seed0"], "trained, but not all is measured"
+
+
 def test_no_time_starts_nothing(shades: Path, workshop: Workshop) -> None:
     jobs = missing([experiment(shades, "good", "until=specialties")], 1, [])
     assert reproduce(jobs, workshop, side_by_side=1, minutes=0) == []
@@ -154,9 +167,10 @@ def test_every_experiment_has_one_configuration_and_every_row_a_network_of_it() 
     for table in TABLES.values():
         for row in table.rows:
             assert by_name.setdefault(row.experiment.name, row.experiment.config) == row.experiment.config
-            assert row.network in stage_keys(row.experiment.config), row.label
-    names = {name.lower() for name in by_name}
-    assert len(names) == len({json.dumps(sorted(stage_keys(config).items())) for config in by_name.values()})
+            assert row.network in keys_of_experiment(row.experiment, 0), row.label
+    experiments = experiments_of(list(TABLES.values()))
+    assert len({name.lower() for name in by_name}) == len(experiments)
+    assert len({json.dumps(sorted(keys_of_experiment(each, 0).items())) for each in experiments}) == len(experiments)
 
 
 def test_the_tables_hold_what_the_paper_reports() -> None:

@@ -1,13 +1,21 @@
 """The page says what the files say."""
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import small_dataset, small_run
 from nofe.errors import UserError
-from nofe.experiments.results import file_result, read_results, results_page
+from nofe.experiments.claims import Comparison, Judged, judged
+from nofe.experiments.markdown import results_page
+from nofe.experiments.page import Index
+from nofe.experiments.pictures import pictures
+from nofe.experiments.reproduce import keys_of, keys_of_experiment
+from nofe.experiments.results import file_result, read_results
+from nofe.experiments.tables import TABLES
 from nofe.pipeline import train
 from nofe.runs import Run
 from nofe.training.runtime import make_runtime
@@ -16,7 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_committed_page_agrees_with_the_committed_files() -> None:
-    assert (ROOT / "docs" / "results.md").read_text() == results_page(read_results(ROOT / "results"))
+    found = read_results(ROOT / "results")
+    assert (ROOT / "docs" / "results.md").read_text() == results_page(found)
+    assert {path.name for path in (ROOT / "docs" / "figures").glob("*.png")} == pictures(Index(found)).keys()
 
 
 def test_every_committed_result_names_device_versions_date_seed_and_commit() -> None:
@@ -24,20 +34,76 @@ def test_every_committed_result_names_device_versions_date_seed_and_commit() -> 
         environment = result["environment"]
         assert all(environment[name] for name in ("device", "versions", "date", "commit", "precision"))
         assert result["config"]["seed"] == environment["seed"]
-        assert len(result["test_accuracy_by_epoch"]["experts"]) == result["config"]["experts"]["epochs"]
+        for stage, recipe in (("experts", "experts"), ("generalist", "generalist"), ("base", "experts")):
+            if stage in result["networks"]:
+                assert len(result["test_accuracy_by_epoch"][stage]) == result["config"][recipe]["epochs"]
 
 
-def test_mean_deviation_and_difference(tmp_path: Path) -> None:
-    results = []
-    for seed, (base, experts) in enumerate([(0.37, 0.45), (0.39, 0.47), (0.38, 0.46)]):
-        result = json.loads(next((ROOT / "results").glob("*/cifar100-alexnet-quick*seed0.json")).read_text())
-        result["config"]["seed"] = seed
-        result["networks"]["base"]["accuracy"], result["networks"]["experts"]["accuracy"] = base, experts
-        results.append(result)
-    page = results_page(results)
-    assert "| base | 38.00 ± 1.00 (n=3) | 37.00, 39.00, 38.00 | 37.94 | +0.06 |" in page
-    assert "| experts | 46.00 ± 1.00 (n=3) | 45.00, 47.00, 46.00 | 45.58 | +0.42 |" in page
-    assert "by the same recipe: 8.00 ± 0.00 (n=3)" in page
+def test_every_file_of_an_experiment_is_of_the_configuration_that_it_names() -> None:
+    """A recipe that changes leaves results behind that are no longer the experiment's."""
+    experiments = {each.name: each for table in TABLES.values() for each in table.experiments()}
+    for result in read_results(ROOT / "results"):
+        named = experiments.get(result.get("experiment"))
+        if named is not None:
+            wanted = keys_of_experiment(named, result["config"]["seed"])
+            assert keys_of(result) == wanted, result["experiment"]
+
+
+@pytest.fixture
+def quick() -> dict[str, Any]:
+    """A committed result of AlexNet-Quick-C100, to make others of."""
+    result: dict[str, Any] = json.loads(
+        next((ROOT / "results").glob("*/cifar100-alexnet-quick*seed0.json")).read_text()
+    )
+    return result
+
+
+def with_figures(result: dict[str, Any], seed: int, **accuracies: float) -> dict[str, Any]:
+    made = copy.deepcopy(result)
+    made["config"]["seed"] = seed
+    for network, accuracy in accuracies.items():
+        made["networks"][network]["accuracy"] = accuracy
+    return made
+
+
+def test_mean_deviation_and_difference(quick: dict[str, Any]) -> None:
+    figures = [(0.37, 0.45), (0.39, 0.47), (0.38, 0.46)]
+    page = results_page([with_figures(quick, seed, base=b, experts=e) for seed, (b, e) in enumerate(figures)])
+    name = "alexnet-quick-c100"
+    assert f"| {name}: base, paper's recipe | 38.00 ± 1.00 (n=3) | 37.00, 39.00, 38.00 | 37.94 | +0.06 |" in page
+    assert f"| {name}: experts | 46.00 ± 1.00 (n=3) | 45.00, 47.00, 46.00 | 45.58 | +0.42 |" in page
+    assert "| nin-c100: experts | not measured |" in page
+
+
+def test_a_run_of_another_recipe_is_shown_apart(quick: dict[str, Any]) -> None:
+    other = with_figures(quick, 0, experts=0.99)
+    other["config"]["experts"]["rate"] = 0.5
+    page = results_page([quick, other])
+    tables, others = page.split("## Other runs")
+    assert "99.00" not in tables
+    assert "| experts | 99.00 (n=1) | 99.00 |" in others
+
+
+def test_a_claim_is_held_by_figures_alone(quick: dict[str, Any]) -> None:
+    def verdict(base: float, experts: float) -> str:
+        [first, *_] = judged(Index([with_figures(quick, 0, base=base, experts=experts)]))
+        assert first.claim == "Experts beat the base"
+        return first.verdict
+
+    assert verdict(0.3, 0.4) == "held, as far as measured"
+    assert verdict(0.4, 0.3) == "not held, as far as measured"
+    assert {each.verdict for each in judged(Index([]))} == {"not measured"}
+
+
+def test_verdicts() -> None:
+    def of(*pairs: tuple[float | None, float | None]) -> str:
+        return Judged("", tuple(Comparison("", above, below) for above, below in pairs)).verdict
+
+    assert of((2.0, 1.0), (3.0, 1.0)) == "held"
+    assert of((2.0, 1.0), (1.0, 3.0)) == "held in part"
+    assert of((1.0, 2.0)) == "not held"
+    assert of((1.0, 1.0)) == "not held", "as good is not better"
+    assert of((2.0, 1.0), (None, 1.0)) == "held, as far as measured"
 
 
 def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> None:

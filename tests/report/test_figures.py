@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from nofe.report import figures
 from nofe.report.record import Record
@@ -38,7 +39,7 @@ def record() -> Record:
             {"update": 1, "moved": 4, "agreement": 0.4, "specialties": 2},
             {"update": 2, "moved": 1, "agreement": 0.6, "specialties": 2},
         ],
-        confusion=confusion,
+        confusion=csr_array(confusion),
     )
 
 
@@ -99,8 +100,8 @@ def test_heat_map_is_in_expert_order_and_shows_the_boundaries(record: Record) ->
     drawn = np.asarray(axes.images[0].get_array())
     order = [1, 2, 4, 0, 3]
     for row, c in enumerate(order):
-        images = record.confusion[c].sum()
-        expected = record.confusion[c][order] / images if images else np.zeros(5)
+        images = record.confusion.toarray()[c].sum()
+        expected = record.confusion.toarray()[c][order] / images if images else np.zeros(5)
         np.testing.assert_allclose(drawn[row], expected)
     squares = [(square.get_x(), square.get_y(), square.get_width()) for square in axes.patches]
     assert squares == [(-0.5, -0.5, 3), (2.5, 2.5, 2)]
@@ -126,3 +127,14 @@ def test_colours_are_told_apart_from_the_paper() -> None:
 
     for colour in (*figures.COLOURS.values(), figures.INK):
         assert (luminance(figures.PAPER) + 0.05) / (luminance(colour) + 0.05) >= 3
+
+
+def test_of_many_classes_neighbours_share_a_cell(record: Record) -> None:
+    """1,500 classes, all right: a picture of no more than 600 cells a side, all on its diagonal."""
+    classes = 3 * figures.MOST_CELLS - 300
+    specialties = Specialties(np.arange(classes) % 7)
+    many = replace(record, specialties=specialties, confusion=csr_array(np.eye(classes, dtype=np.int64)))
+    shares = figures.shares_by_slot(many)
+    assert shares.shape == (figures.MOST_CELLS, figures.MOST_CELLS)
+    assert (np.diag(shares) == 1).all()
+    assert shares.sum() == figures.MOST_CELLS

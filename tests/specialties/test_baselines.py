@@ -10,6 +10,7 @@ from nofe.specialties import (
     Specialties,
     adjusted_rand,
     argmax,
+    baselines,
     exact,
     given_groups,
     random_balanced,
@@ -125,3 +126,17 @@ def test_given_groups_are_renumbered():
 def test_given_groups_are_checked(groups):
     with pytest.raises(UserError, match=r"groups: .*; pass"):
         given_groups(groups)
+
+
+def test_many_classes_go_the_sparse_way_and_come_out_as_planted(monkeypatch):
+    """Groups that nothing links are pieces of the graph; the sparse way joins them by weak links."""
+    from scipy.sparse import csr_array
+
+    monkeypatch.setattr(baselines, "DENSE_CLASSES", 50)
+    rng = np.random.default_rng(0)
+    truth = np.arange(120) % 4
+    counts = rng.integers(0, 5, size=(120, 120)) * (truth[:, None] == truth[None, :])
+    found = spectral(csr_array(counts), 4, np.random.default_rng(1))
+    assert adjusted_rand(Specialties(truth), found) == 1.0
+    dense = spectral(counts[:48, :48], 4, np.random.default_rng(1))
+    assert dense == spectral(csr_array(counts[:48, :48]), 4, np.random.default_rng(1)), "sparse or not is the same"

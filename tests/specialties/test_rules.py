@@ -107,7 +107,7 @@ def test_a_wrong_confusion_is_refused(name, confusion, message):
 
 
 def test_rules_are_found_by_name():
-    assert list(RULES) == ["fully-balanced", "exact", "elasso", "argmax", "random", "spectral", "groups"]
+    assert list(RULES) == ["fully-balanced", "exact", "elasso", "argmax", "random", "spectral", "groups", "wordnet"]
     assert UPDATING == ["fully-balanced", "exact", "elasso", "argmax"]
     for name, rule in RULES.items():
         assert rule_named(name) is rule

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import nofe
 from conftest import small_dataset
-from nofe import evaluation, pipeline
+from nofe import frozen, pipeline
 from nofe.api import configure
 from nofe.architectures import Classifier
 from nofe.architectures.resnet import resnet_branch, resnet_head, resnet_trunk
@@ -21,7 +21,7 @@ from nofe.architectures.small import SMALL
 from nofe.config import RunConfig
 from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
 from nofe.errors import RunError, UserError
-from nofe.evaluation import count_confusion, predict
+from nofe.evaluation import accuracy, count_confusion, predict
 from nofe.experts.network import NetworkOfExperts
 from nofe.specialties import Specialties
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
@@ -48,7 +48,7 @@ def alike_everywhere() -> None:
     80 test images are twelve batches of 7 and 3, and 101 for the confusion fifteen of 7 and 3: no even shares.
     """
     pipeline.report_if_possible = lambda run: None
-    evaluation.EVALUATION_BATCH = 7
+    frozen.images_at_once = lambda runtime, crop: 7
 
 
 def bars_folder(root: Path) -> Path:
@@ -127,7 +127,7 @@ def evaluated(runtime: Runtime) -> dict[str, Tensor]:
     confusion = count_confusion(model, test, 32, (8, 8), runtime, index)
     few = count_confusion(model, test, 32, (8, 8), runtime, index[:5])  # less than a batch: nothing for rank 1
     tables = {"labels": made.labels, "classes": made.classes, "probabilities": made.probabilities}
-    tables |= {"confusion": confusion, "few": few, "accuracy": np.array(evaluation.accuracy(model, test, 32, runtime))}
+    tables |= {"confusion": confusion, "few": few, "accuracy": np.array(accuracy(model, test, 32, runtime))}
     return {name: torch.from_numpy(table) for name, table in tables.items()}
 
 

@@ -2,11 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor, nn
 
 
-class Classifier(nn.Module):
+class WithTrunk(nn.Module):
+    """A trunk and what stands on it. A frozen trunk does not learn, nor do its batch norms average any further."""
+
+    trunk: nn.Module
+    trunk_is_frozen = False
+
+    def freeze_trunk(self) -> None:
+        self.trunk_is_frozen = True
+        self.trunk.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.trunk_is_frozen:
+            self.trunk.eval()
+        return self
+
+
+class Classifier(WithTrunk):
     """A trunk and one head: the base over C classes, or the generalist over K specialties."""
 
     def __init__(self, trunk: nn.Module, head: nn.Module) -> None:
@@ -37,6 +56,10 @@ class Architecture:
     """Of the number of classes of one specialty, 1 or more."""
     experts_trunk: Callable[[], nn.Module] | None = None
     """The trunk under the experts, where it has layers without parameters that the generalist's has not."""
+    classifier_layer: Callable[[], str] | None = None
+    """Path in the head of its last layer, which is new for every number of outputs; for pretrained weights."""
+    branch_is_head: bool = False
+    """Branches are made like the head: experts then start from the generalist's, all but the last layer."""
 
     def classifier(self, outputs: int) -> Classifier:
         """The base, with C outputs, or the generalist, with K."""

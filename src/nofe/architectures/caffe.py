@@ -244,7 +244,7 @@ def counting_steps_together(model: nn.Module) -> Iterator[list[int]]:
 
     Training does not read the count, and one tiny kernel for each layer at each step is 2 % of ResNet56's time.
     """
-    layers = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm2d) and module.training]
     taken = [0]
     for layer in layers:
         layer.counts_steps = False

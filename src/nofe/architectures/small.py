@@ -42,8 +42,9 @@ def _layer(number: int, inputs: int, outputs: int) -> dict[str, nn.Module]:
     return {
         f"conv{number}": _convolution(inputs, outputs),
         f"bn{number}": nn.BatchNorm2d(outputs),
-        f"relu{number}": nn.ReLU(),
+        # Pooled first: the largest of four is the same number before and after a ReLU, which then has a quarter to do.
         f"pool{number}": max_pool(2, 2),
+        f"relu{number}": nn.ReLU(),
     }
 
 

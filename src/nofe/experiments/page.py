@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nofe.experiments.reproduce import Job, keys_of, keys_with_results
+from nofe.experiments.reproduce import Job, keys_of, keys_of_experiment, keys_with_results
 from nofe.experiments.tables import Row, Table
 from nofe.report.text import table as text_table
-from nofe.reuse import stage_keys
 
 MOST_SEEDS = 20
 
@@ -39,7 +38,7 @@ class Index:
 
     def of(self, row: Row) -> list[Measured]:
         """Every seed of a row that was measured."""
-        keys = (stage_keys(row.experiment.seeded(seed))[row.network] for seed in range(MOST_SEEDS))
+        keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in range(MOST_SEEDS))
         return [self._by_key[key] for key in keys if key in self._by_key]
 
 
@@ -93,11 +92,11 @@ def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str,
     lines = []
     for table in tables:
         jobs = [Job(experiment, seed) for experiment in table.experiments() for seed in range(seeds)]
-        done = sum(job.keys() <= there for job in jobs)
+        done = sum(job.done(there, results) for job in jobs)
         left: set[str] = set()
         seconds = 0.0
         for job in jobs:  # a stage that several runs share is paid for once; one of a finished run, once more
-            if not job.keys() <= there:
+            if not job.done(there, results):
                 seconds += job.seconds(left)
                 left |= job.keys()
         state = "done" if done == len(jobs) else "missing" if done == 0 else "in part"

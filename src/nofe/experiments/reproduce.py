@@ -7,7 +7,7 @@ result is one file in `results/`, written when it is complete; an interrupted on
 import multiprocessing
 import queue
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from nofe import config as configuration
 from nofe.config import RunConfig
 from nofe.errors import NofeError, UserError
-from nofe.experiments.results import file_result
+from nofe.experiments.results import file_hdcnn, file_result
 from nofe.experiments.tables import Experiment
 from nofe.reuse import base_recipes, stage_keys, stages_of
 from nofe.runs import Run
@@ -29,6 +29,9 @@ SECONDS_AN_EPOCH = {
     "nin-c100": (0.7, 0.9),
     "resnet56-c100": (2.45, 2.9),
 }
+
+
+HDCNN_SECONDS = 600.0  # of all its stages together
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,19 @@ class Job:
         return self.experiment.seeded(self.seed)
 
     def keys(self) -> set[str]:
-        return set(stage_keys(self.config).values())
+        return set(keys_of_experiment(self.experiment, self.seed).values())
+
+    def done(self, there: Set[str], results: Sequence[Mapping[str, Any]]) -> bool:
+        """Every stage has a figure in some file; what else is measured must be in a file of this very experiment."""
+        own = [r for r in results if r.get("experiment") == self.experiment.name and r["config"]["seed"] == self.seed]
+        measured = all(any(measure in result for result in own) for measure in self.experiment.measures)
+        return measured and self.keys() <= there
 
     def seconds(self, trained: Iterable[str] = ()) -> float:
         """What is left of it is likely to take, alone on an H200, when the stages of these keys are there."""
         trained = set(trained)
+        if self.experiment.hdcnn:
+            return 0.0 if self.keys() <= trained else HDCNN_SECONDS
         epochs = epochs_of(self.config)
         keys = stage_keys(self.config)
         return sum(seconds_of(self.config, stage, epochs[stage]) for stage in epochs if keys[stage] not in trained)
@@ -65,7 +76,6 @@ class Workshop:
     results: Path
     data_root: Path
     device: str = "auto"
-    precision: str = "auto"
     compile: bool | None = None
 
 
@@ -91,18 +101,31 @@ def keys_with_results(results: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def keys_of(result: Mapping[str, Any]) -> dict[str, str]:
-    """By stage; none for a result of another kind, or of a configuration that this version does not know."""
+    """By stage; none for a result of a configuration that this version does not know."""
     try:
-        return stage_keys(configuration.from_json(result["config"]))
+        config = configuration.from_json(result["config"])
     except (UserError, KeyError):
         return {}
+    if "hd-cnn" in result["networks"]:
+        return _keys_of_hdcnn(config)
+    return stage_keys(config)
+
+
+def keys_of_experiment(experiment: Experiment, seed: int) -> dict[str, str]:
+    config = experiment.seeded(seed)
+    return _keys_of_hdcnn(config) if experiment.hdcnn else stage_keys(config)
+
+
+def _keys_of_hdcnn(config: RunConfig) -> dict[str, str]:
+    [of_base] = stage_keys(config).values()
+    return {"hd-cnn": f"hd-cnn on {of_base}"}
 
 
 def missing(experiments: Iterable[Experiment], seeds: int, results: Sequence[Mapping[str, Any]]) -> list[Job]:
     """Runs with a stage that no result file has, cheapest first."""
     there = keys_with_results(results)
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
-    return sorted((job for job in jobs if not job.keys() <= there), key=lambda job: job.seconds())
+    return sorted((job for job in jobs if not job.done(there, results)), key=lambda job: job.seconds())
 
 
 def reproduce(
@@ -234,17 +257,28 @@ def run_job(job: Job, workshop: Workshop) -> Path:
 
     import torch
 
+    from nofe.experiments.hdcnn import HDCNNConfig, train_hdcnn
+    from nofe.experiments.measures import MEASURES, measured_on_hdcnn
     from nofe.pipeline import train
     from nofe.training.runtime import make_runtime
 
-    runtime = make_runtime(workshop.device, workshop.precision, compile=workshop.compile, checkpoint_seconds=60)
+    # Kernels are not measured: the other runs would disturb it.
+    runtime = make_runtime(workshop.device, compile=workshop.compile, kernels="together", checkpoint_seconds=60)
     if runtime.compile is None:
         runtime.compile = runtime.device.type == "cuda"  # kept on disk, and shared by all runs of a network
     out = workshop.runs / job.name
     config = configuration.with_settings(job.config, [configuration.as_setting("data.root", str(workshop.data_root))])
-    donors = sorted(path for path in workshop.runs.glob("*") if path != out and path.is_dir())
-    train(config, out, resume=True, runtime=runtime, dataset=_dataset(config), donors=donors)
-    path = file_result(Run(out), workshop.results, job.experiment.name, experiment=job.experiment.name)
+    name = job.experiment.name
+    if job.experiment.hdcnn:
+        runtime.use_precision(config.precision)
+        summary = train_hdcnn(HDCNNConfig(), _dataset(config), out, seed=job.seed, resume=True, runtime=runtime)
+        more = measured_on_hdcnn(out, runtime)
+        path = file_hdcnn(summary, Run(out), config, workshop.results, name, **more)
+    else:
+        donors = sorted(path for path in workshop.runs.glob("*") if path != out and path.is_dir())
+        train(config, out, resume=True, runtime=runtime, dataset=_dataset(config), donors=donors)
+        more = {measure: MEASURES[measure](out, runtime) for measure in job.experiment.measures}
+        path = file_result(Run(out), workshop.results, name, experiment=name, **more)
     torch._dynamo.reset()  # its caches hold the networks of this run
     gc.collect()
     if runtime.device.type == "cuda":

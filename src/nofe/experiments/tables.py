@@ -17,6 +17,8 @@ from nofe.training.recipe import Recipe
 class Experiment:
     name: str
     config: RunConfig  # of seed 0
+    measures: tuple[str, ...] = ()  # what else is measured on the finished run (nofe.experiments.measures)
+    hdcnn: bool = False  # HD-CNN on the base of this run
 
     def seeded(self, seed: int) -> RunConfig:
         return replace(self.config, seed=seed)
@@ -195,7 +197,8 @@ SIZES = Table(
             Experiment(
                 f"{ALEXNET}-elasso-k10-lambda{strength}",
                 with_settings(
-                    _experts(ALEXNET, "elasso").config, [f"specialties.strength={strength}", "until=specialties"]
+                    _experts(ALEXNET, "elasso").config,
+                    [f"specialties.strength={strength}", "until=specialties", "precision=bf16"],
                 ),
             ),
             "generalist",
@@ -235,8 +238,70 @@ MIRRORING = Table(
     ),
 )
 
+RETRIEVAL = Table(
+    "retrieval",
+    "Nearest neighbours in features of the experts and of the base (supplement)",
+    tuple(
+        Row(
+            name,
+            replace(
+                _variant("retrieval", _experts(name), "base.by=experts"),
+                measures=("retrieval",),
+            ),
+        )
+        for name in (ALEXNET, RESNET)
+    ),
+)
+HDCNN = Table(
+    "hd-cnn",
+    "NIN-C100: experts and HD-CNN, accuracy, parameters and time of inference (Sec. 4.1)",
+    (
+        Row(
+            "experts",
+            replace(
+                _variant("inference", _experts("nin-c100"), "base.by=experts"),
+                measures=("inference",),
+            ),
+            paper=67.96,
+        ),
+        Row(
+            "HD-CNN",
+            Experiment("nin-c100-hd-cnn", _base("nin-c100", "paper").config, ("inference",), hdcnn=True),
+            "hd-cnn",
+            67.38,
+        ),
+    ),
+)
+PRECISION = Table(
+    "precision",
+    "AlexNet-C100 in TF32 and in bfloat16",
+    tuple(
+        Row(f"{label}, {precision}", experiment, network)
+        for label, of, network in (
+            ("base", _base(ALEXNET), "base"),
+            ("experts, random specialties", _RANDOM, "experts"),
+            ("experts, exact", _experts(ALEXNET, "exact"), "experts"),
+        )
+        for precision, experiment in (("TF32", of), ("bfloat16", _variant("bf16", of, "precision=bf16")))
+    ),
+)
+
 TABLES: dict[str, Table] = {
-    table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, SCRATCH, FROM_BASE, SIZES, FIGURE_3, MIRRORING)
+    table.name: table
+    for table in (
+        TABLE_1,
+        TABLE_2,
+        TABLE_3,
+        TABLE_4,
+        SCRATCH,
+        FROM_BASE,
+        SIZES,
+        FIGURE_3,
+        RETRIEVAL,
+        HDCNN,
+        MIRRORING,
+        PRECISION,
+    )
 }
 
 

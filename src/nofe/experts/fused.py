@@ -1,14 +1,14 @@
 """The same K branches, run as one.
 
 Built by walking the structure of the branches (torch.fx), so a new architecture is fused without new code. Every
-value on the way is one of three: shared (it is the trunk's own, the same for all experts), maps of all experts
-(N, K*D, h, w), or vectors of all experts (N, K, F). A rule for each kind of layer says what it becomes; what has no
-rule raises NotFusable with the name of the layer, and the reference runs instead.
+value on the way is shared (it is the trunk's own, the same for all experts), maps of all experts (N, K*D, h, w), or
+vectors of all experts (N, K, ...). A rule for each kind of layer says what it becomes, here for the layers of the
+paper's networks and in `rules.py` for others; what has no rule raises NotFusable with the name of the layer, and the
+reference runs instead.
 """
 
 import operator
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any
 
 import torch
@@ -16,29 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
+from nofe.experts import rules
 from nofe.experts.branches import Branches
-from nofe.experts.stacked import BatchedLinear, GroupedConvolution, SharedConvolution, SharedLinear, StackedLayer
+from nofe.experts.following import followed, where
+from nofe.experts.kinds import Kind
+from nofe.experts.kinds import NotFusable as NotFusable
+from nofe.experts.stacked import GroupedConvolution, SharedConvolution, StackedLayer
 
 # Act on each number, or on each channel, alone: the same module serves K*D channels.
 CHANNEL_BY_CHANNEL = (
-    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity,
-    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid,
+    nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN,
 )  # fmt: skip
+ON_MAPS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN)
 RANDOM = (nn.Dropout, nn.Dropout2d)
-POINTWISE_FUNCTIONS = {F.relu, torch.relu, F.gelu, F.silu, torch.sigmoid, torch.tanh, "relu", "sigmoid", "tanh"}
+POINTWISE_FUNCTIONS = {
+    F.relu, torch.relu, F.gelu, F.silu, F.relu6, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh, F.sigmoid,
+    F.tanh, "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_",
+}  # fmt: skip
 ADDITIONS = {operator.add, torch.add, operator.iadd, "add", "add_"}
 FLATTENINGS = {torch.flatten, "flatten"}
 LEAVES = (*CHANNEL_BY_CHANNEL, *RANDOM, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.Flatten, AcrossChannelLRN)
-
-
-class NotFusable(Exception):
-    """The message names the layer."""
-
-
-class Kind(Enum):
-    SHARED = "shared"
-    MAPS = "maps"
-    VECTORS = "vectors"
 
 
 class FusedExperts(nn.Module):
@@ -53,7 +51,7 @@ class FusedExperts(nn.Module):
         super().__init__()
         self.graph = graph
         self.experts = len(outputs)
-        self._path_of = stacked  # name of a stacked layer in the graph -> its path in a branch
+        self.path_of = stacked  # name of a stacked layer in the graph -> its path in a branch
         largest = max(outputs)
         kept = [k * largest + place for k, size in enumerate(outputs) for place in range(size)]
         self.ragged = len(set(outputs)) > 1
@@ -76,7 +74,7 @@ class FusedExperts(nn.Module):
         for expert in range(self.experts):
             for name, tensor in tensors.items():
                 layer, _, own = name.removeprefix("graph.").rpartition(".")
-                named[f"{expert}.{self._path_of[layer]}.{own}"] = self._part(layer, tensor, expert)
+                named[f"{expert}.{self.path_of[layer]}.{own}"] = self._part(layer, tensor, expert)
         return named
 
     def _part(self, layer: str, tensor: Tensor, expert: int) -> Tensor:
@@ -94,7 +92,7 @@ class FusedExperts(nn.Module):
             if name == "kept":
                 continue
             layer, _, last = name.removeprefix("graph.").rpartition(".")
-            wanted = [f"{expert}.{self._path_of[layer]}.{last}" for expert in range(self.experts)]
+            wanted = [f"{expert}.{self.path_of[layer]}.{last}" for expert in range(self.experts)]
             if not all(each in named for each in wanted):
                 continue
             full = torch.zeros_like(like, requires_grad=False)
@@ -137,18 +135,15 @@ def unfuse(fused: FusedExperts, branches: Branches) -> None:
     branches.train(fused.training)
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        return isinstance(module, LEAVES) or (not list(module.children()) and super().is_leaf_module(module, path))
-
-
 class _Walk:
     """One pass over the graph of a branch, writing the graph of all K."""
 
     def __init__(self, branches: Sequence[nn.Module]) -> None:
         self.branches = branches
         self.count = len(branches)
-        self.traces = [_trace(branch) for branch in branches]
+        traced = [followed(branch, LEAVES) for branch in branches]
+        self.traces = [graph for graph, _ in traced]
+        self._whole = traced[0][1]  # modules of the first branch that vmap runs as they are
         _require_alike(self.traces)
         self.graph = fx.Graph()
         self.root = nn.Module()
@@ -164,6 +159,8 @@ class _Walk:
                 self.values[node] = self._module(node)
             elif node.op in ("call_function", "call_method"):
                 self.values[node] = self._function(node)
+            elif node.op == "get_attr":
+                self.values[node] = rules.weight(self, node)
             elif node.op == "output":
                 value, kind = self._value(node.args[0])
                 if kind is not Kind.VECTORS:
@@ -185,6 +182,8 @@ class _Walk:
         layers = [branch.get_submodule(path) for branch in self.branches]
         value, kind = self._value(node.args[0])
         rule = next((rule for types, rule in _RULES if isinstance(layers[0], types)), None)
+        if layers[0] in self._whole:
+            return rules.each_module(self, path, layers, value, kind)
         if rule is None:
             raise NotFusable(f"{path} ({type(layers[0]).__name__})")
         return rule(self, path, layers, value, kind)
@@ -198,41 +197,48 @@ class _Walk:
 
     def stacked_maps(self, value: fx.Node, kind: Kind, path: str) -> fx.Node:
         """The trunk's map repeated for every expert, where a layer must treat them apart."""
-        if kind is Kind.MAPS:
-            return value
-        if kind is Kind.VECTORS:
-            raise NotFusable(f"{path}: a map is wanted and vectors are given")
-        return self.graph.call_method("repeat", (value, 1, self.count, 1, 1))
+        if kind is Kind.SHARED:
+            return self.graph.call_method("repeat", (value, 1, self.count, 1, 1))
+        return self.as_map(value, kind)[0]
+
+    def as_map(self, value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
+        """For layers that read maps: what each expert has for itself must be one, (N, K, D, h, w)."""
+        if kind is not Kind.VECTORS:
+            return value, kind
+        return self.graph.call_method("flatten", (value, 1, 2)), Kind.MAPS
 
     def _function(self, node: fx.Node) -> tuple[fx.Node, Kind]:
         target: Any = node.target
         if target in POINTWISE_FUNCTIONS:
             value, kind = self._value(node.args[0])
             return self.graph.create_node(node.op, target, (value, *node.args[1:]), dict(node.kwargs)), kind
-        if target in ADDITIONS and not node.kwargs:
+        if target in ADDITIONS and not node.kwargs and all(isinstance(each, fx.Node) for each in node.args[:2]):
             (one, kind_one), (other, kind_other) = (self._value(argument) for argument in node.args[:2])
-            if Kind.VECTORS in (kind_one, kind_other) and kind_one is not kind_other:
-                raise NotFusable(f"{node.name}: adds vectors and maps")
             if kind_one is kind_other:
                 return self.graph.call_function(operator.add, (one, other)), kind_one
-            own, shared = (one, other) if kind_one is Kind.MAPS else (other, one)
-            return self.graph.call_function(add_shared, (own, shared, self.count)), Kind.MAPS
+            if {kind_one, kind_other} == {Kind.MAPS, Kind.SHARED}:
+                own, shared = (one, other) if kind_one is Kind.MAPS else (other, one)
+                return self.graph.call_function(add_shared, (own, shared, self.count)), Kind.MAPS
         if target in FLATTENINGS and node.args[1:] in ((1,), (1, -1)) and not node.kwargs:
             return self._flattened(*self._value(node.args[0]))
-        raise NotFusable(f"{node.name} ({target if isinstance(target, str) else getattr(target, '__name__', target)})")
+        if (result := rules.function(self, node)) is not None:
+            return result
+        name = target if isinstance(target, str) else getattr(target, "__name__", target)
+        raise NotFusable(f"{node.name} ({name}{where(node)})")
 
     def _flattened(self, value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
         if kind is Kind.MAPS:
             return self.graph.call_function(vectors_of_maps, (value, self.count)), Kind.VECTORS
         if kind is Kind.SHARED:
             return self.graph.call_method("flatten", (value, 1)), Kind.SHARED
-        return value, kind
+        return self.graph.call_method("flatten", (value, 2)), kind
 
     # A rule takes the layers of the K experts and what they read, and gives what they write.
 
     def convolution(self, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
-        if kind is Kind.VECTORS or layers[0].padding_mode != "zeros":
-            raise NotFusable(f"{path} (Conv2d on vectors, or not padded with zeros)")
+        if type(layers[0]).forward is not nn.Conv2d.forward or layers[0].padding_mode != "zeros":
+            raise NotFusable(f"{path} ({type(layers[0]).__name__}, not padded with zeros)")
+        value, kind = self.as_map(value, kind)
         self._note_outputs(path, layers)
         layer = SharedConvolution(layers) if kind is Kind.SHARED else GroupedConvolution(layers)
         return self.put(path, layer, value, parameters=True), Kind.MAPS
@@ -241,7 +247,7 @@ class _Walk:
         if kind is Kind.MAPS:
             raise NotFusable(f"{path} (Linear on a map)")
         self._note_outputs(path, layers)
-        layer = SharedLinear(layers) if kind is Kind.SHARED else BatchedLinear(layers)
+        layer = rules.SharedEachLinear(layers) if kind is Kind.SHARED else rules.EachLinear(layers)
         return self.put(path, layer, value, parameters=True), Kind.VECTORS
 
     def _note_outputs(self, path: str, layers: list[Any]) -> None:
@@ -257,7 +263,7 @@ class _Walk:
             raise NotFusable(f"{path} ({type(first).__name__} without weights or running statistics)")
         if type(first) is BatchNorm2d:
             layer: nn.BatchNorm2d = BatchNorm2d(self.count * first.num_features, first.fraction)
-        elif type(first) is nn.BatchNorm2d:
+        elif type(first) is nn.BatchNorm2d or _is_timms(first):
             layer = nn.BatchNorm2d(self.count * first.num_features, eps=first.eps, momentum=first.momentum)
         else:
             raise NotFusable(f"{path} ({type(first).__name__})")
@@ -269,15 +275,21 @@ class _Walk:
             for name in ("weight", "bias", "running_mean", "running_var"):
                 getattr(layer, name).copy_(torch.cat([getattr(each, name) for each in layers]))
             layer.num_batches_tracked.copy_(first.num_batches_tracked)  # type: ignore[union-attr]
-        return self.put(path, layer, self.stacked_maps(value, kind, path), parameters=True), Kind.MAPS
+        normalised = self.put(path, layer, self.stacked_maps(value, kind, path), parameters=True)
+        if type(first) is not layer.__class__:
+            for own in ("drop", "act"):
+                normalised = self.put(f"{path}.{own}", getattr(first, own), normalised, parameters=False)
+        return normalised, Kind.MAPS
 
     def channel_by_channel(self, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
+        if isinstance(layers[0], ON_MAPS):
+            value, kind = self.as_map(value, kind)
         return self.put(path, layers[0], value, parameters=False), kind
 
     def random(self, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
         """Each expert drops its own."""
         if kind is Kind.SHARED:
-            value, kind = self.stacked_maps(value, kind, path), Kind.MAPS
+            return rules.each_module(self, path, layers, value, kind)
         return self.put(path, layers[0], value, parameters=False), kind
 
     def across_channels(self, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
@@ -299,6 +311,7 @@ _RULES: list[tuple[Any, _Rule]] = [
     (nn.Conv2d, _Walk.convolution),
     (nn.Linear, _Walk.linear),
     (nn.BatchNorm2d, _Walk.batch_norm),
+    (nn.BatchNorm1d, rules.batch_norm_of_vectors),
     (nn.Flatten, _Walk.flatten),
     (RANDOM, _Walk.random),
     (AcrossChannelLRN, _Walk.across_channels),
@@ -328,11 +341,9 @@ def images_as_experts(images: Tensor, experts: int) -> Tensor:
     return maps
 
 
-def _trace(branch: nn.Module) -> fx.Graph:
-    try:
-        return _Tracer().trace(branch)
-    except Exception as error:  # fx says in many ways that it cannot follow the code
-        raise NotFusable(f"{type(branch).__name__} ({error})") from error
+def _is_timms(norm: nn.BatchNorm2d) -> bool:
+    """timm's batch norm with its activation inside."""
+    return type(norm).__name__ == "BatchNormAct2d" and hasattr(norm, "drop") and hasattr(norm, "act")
 
 
 def _require_alike(traces: Sequence[fx.Graph]) -> None:

@@ -3,19 +3,23 @@
 import copy
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nofe.architectures import Architecture
+from nofe.architectures.architecture import WithTrunk
+from nofe.experts import kernels
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
 from nofe.specialties import Specialties
+from nofe.training.runtime import Runtime
 
 log = logging.getLogger("nofe")
 
 
-class NetworkOfExperts(nn.Module):
+class NetworkOfExperts(WithTrunk):
     """Images (N, 3, H, W) to logits (N, C) in class order; nothing outside knows about slots."""
 
     slot_of_class: Tensor
@@ -63,6 +67,52 @@ class NetworkOfExperts(nn.Module):
         unfuse(self.experts, branches)
         return branches
 
+    def choose_kernels(
+        self,
+        images: tuple[int, ...],
+        runtime: Runtime,
+        *,
+        training: bool,
+        known: dict[str, str] | None = None,
+        may_measure: bool = True,
+    ) -> dict[str, str]:
+        """Run the experts in the way that is fastest for images of this shape; returns every choice that was made.
+
+        Before anything is compiled or captured. `known` are choices to repeat, such as those of a run that goes on.
+        """
+        if isinstance(self.experts, Branches):
+            return {}
+        if runtime.kernels == kernels.BRANCHES:
+            self.unfuse()
+        elif runtime.kernels != "measure":
+            kernels.pin_kernels(self.experts, runtime.kernels)
+        if runtime.kernels != "measure":
+            return {}
+        features = self._example_features(images, runtime)
+        how: Any = {"training": training, "known": known, "may_measure": may_measure}
+        chosen = kernels.choose_kernels(self.experts, features, runtime, **how)
+        [branches] = self._reference
+        if may_measure:
+            branches = copy.deepcopy(branches).to_empty(device=features.device)
+            unfuse(self.experts, branches)
+            branches.to(memory_format=torch.channels_last)
+        fused_is_fastest, choice = kernels.faster_than_branches(self.experts, branches, features, runtime, **how)
+        if not fused_is_fastest:
+            self.unfuse()
+        return chosen | choice
+
+    def _example_features(self, images: tuple[int, ...], runtime: Runtime) -> Tensor:
+        """What the trunk gives for noise, with nothing counted and nothing drawn from the run's generators."""
+        noise = torch.randn(images, generator=torch.Generator().manual_seed(0)).mul_(60)  # as pixels minus their mean
+        noise = noise.to(runtime.device, next(self.parameters()).dtype)
+        trunk = self.trunk
+        was_training = trunk.training
+        trunk.eval()
+        with torch.no_grad(), runtime.autocast():
+            features: Tensor = trunk(noise.contiguous(memory_format=torch.channels_last))
+        trunk.train(was_training)
+        return features
+
     def to_disk(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename what goes with this module's parameters, such as momentum, to the names that weights have on disk."""
         if isinstance(self.experts, Branches):
@@ -93,4 +143,9 @@ def grow_experts(architecture: Architecture, specialties: Specialties, generalis
     """The paper's way: the trunk is the generalist's, its last layers are dropped, the branches are new."""
     network = plant_experts(architecture, specialties)
     network.trunk.load_state_dict(generalist.get_submodule("trunk").state_dict())
+    if architecture.branch_is_head and architecture.classifier_layer is not None:
+        last = architecture.classifier_layer() + "."
+        trained = {n: t for n, t in generalist.get_submodule("head").state_dict().items() if not n.startswith(last)}
+        for branch in network.branches():
+            branch.load_state_dict(branch.state_dict() | trained)
     return network

@@ -2,14 +2,19 @@
 
 A map of all experts is (N, K*D, h, w), their vectors are (N, K, F). A layer whose number of outputs differs between
 experts is padded with zeros to the largest: the padded outputs are never read, so they get no gradient and stay zero.
+
+A layer knows several ways to compute the same numbers (`kernels`), none of them the fastest everywhere. Which one runs
+is a plain attribute, `kernel`, set once, before anything is compiled or captured (experts/kernels.py).
 """
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+LAYOUTS = {"first": torch.contiguous_format, "last": torch.channels_last}
 
 
 def stacked_tensor(parts: Sequence[Tensor]) -> Tensor:
@@ -26,11 +31,15 @@ class StackedLayer(nn.Module):
 
     flat = True
     cast_by_autocast = True  # convolutions and products: training casts all such weights at once
+    kernels: ClassVar[tuple[str, ...]] = ("together",)
+    layouts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.experts = len(layers)
         self.outputs = [int(_outputs(layer)) for layer in layers]
+        self.kernel = "together"
+        self.layout: str | None = None  # of maps and weights; None leaves them as they come
         names = [name for name, _ in layers[0].named_parameters(recurse=False)]
         for name in names:
             parts = [cast(Tensor, getattr(layer, name)).detach() for layer in layers]
@@ -45,20 +54,62 @@ class StackedLayer(nn.Module):
     def largest(self) -> int:
         return max(self.outputs)
 
+    def candidates(self) -> list[tuple[str, str | None]]:
+        """Every kernel in every layout it is worth trying in; the first one is what runs unless another is chosen."""
+        return [(kernel, layout) for kernel in self.kernels for layout in (self.layouts or (None,))]
+
+    def use(self, kernel: str, layout: str | None) -> None:
+        self.kernel, self.layout = kernel, layout
+        self._lay_out_weight()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._lay_out_weight()  # a whole network that is put in channels last must not undo the choice
+        return self
+
+    def _lay_out_weight(self) -> None:
+        """Torch takes its layout from maps and weight together, so both must agree."""
+        if self.layout is not None:
+            weight = cast(nn.Parameter, self.weight)
+            weight.data = weight.data.contiguous(memory_format=LAYOUTS[self.layout])
+
+    def laid_out(self, maps: Tensor) -> Tensor:
+        return maps if self.layout is None else maps.contiguous(memory_format=LAYOUTS[self.layout])
+
 
 def _outputs(layer: nn.Module) -> int:
     return int(layer.weight.shape[0])  # type: ignore[index]
 
 
-class SharedConvolution(StackedLayer):
-    """The first convolution of every expert reads the same trunk map, so all K are one dense convolution."""
+class _Convolution(StackedLayer):
+    layouts = ("last", "first")
+    outputs_in_front = True  # of weight and bias: batch norm can be folded into them
 
     def __init__(self, layers: Sequence[nn.Conv2d]) -> None:
         super().__init__(layers)
         self.settings = _settings(layers[0])
         self.groups = layers[0].groups
 
+    def _one_by_one(self, maps: Sequence[Tensor]) -> Tensor:
+        """K convolutions one after another, (N, D, h, w) each, with views of the weights."""
+        weights = cast(Tensor, self.weight).chunk(self.experts)
+        biases = [None] * self.experts if self.bias is None else self.bias.chunk(self.experts)
+        parts = [
+            F.conv2d(own, weight, bias, groups=self.groups, **self.settings)
+            for own, weight, bias in zip(maps, weights, biases, strict=True)
+        ]
+        return torch.cat(parts, dim=1)  # (N, K*O, h, w)
+
+
+class SharedConvolution(_Convolution):
+    """The first convolution of every expert reads the same trunk map, so all K are one dense convolution."""
+
+    kernels = ("together", "loop")
+
     def forward(self, features: Tensor) -> Tensor:  # (N, D, h, w)
+        features = self.laid_out(features)
+        if self.kernel == "loop":
+            return self._one_by_one([features] * self.experts)
         weight, bias = cast(Tensor, self.weight), self.bias  # (K*O, D / groups, kh, kw)
         if self.groups == 1:
             return F.conv2d(features, weight, bias, **self.settings)  # (N, K*O, h, w)
@@ -69,17 +120,42 @@ class SharedConvolution(StackedLayer):
         return by_expert if bias is None else by_expert + bias[:, None, None]
 
 
-class GroupedConvolution(StackedLayer):
-    """A later convolution: each expert reads its own map."""
+class GroupedConvolution(_Convolution):
+    """A later convolution: each expert reads its own map. Together they are one grouped convolution."""
 
-    def __init__(self, layers: Sequence[nn.Conv2d]) -> None:
-        super().__init__(layers)
-        self.settings = _settings(layers[0])
-        self.groups = layers[0].groups
+    def candidates(self) -> list[tuple[str, str | None]]:
+        convolutions = [(kernel, layout) for kernel in ("together", "loop") for layout in self.layouts]
+        # A map as large as its kernel, or a kernel of one pixel, is a product without copies worth the name. The
+        # product has pixels before channels on the way in, so it wants channels last.
+        return [*convolutions, ("product", "last")] if self.is_pointwise else list(convolutions)
+
+    @property
+    def is_pointwise(self) -> bool:
+        one = (1, 1)
+        kernel = tuple(cast(Tensor, self.weight).shape[2:])
+        return kernel == one and self.settings["stride"] == one and self.settings["padding"] == (0, 0)
 
     def forward(self, maps: Tensor) -> Tensor:  # (N, K*D, h, w)
+        maps = self.laid_out(maps)
+        if self.kernel == "loop":
+            return self._one_by_one(maps.chunk(self.experts, dim=1))
+        if self.kernel == "product":
+            return self._product(maps)
         groups = self.experts * self.groups
         return F.conv2d(maps, cast(Tensor, self.weight), self.bias, groups=groups, **self.settings)  # (N, K*O, h, w)
+
+    def _product(self, maps: Tensor) -> Tensor:
+        """A kernel of one pixel as a batched matrix product over the K experts, and their groups."""
+        images, height, width = len(maps), maps.shape[2], maps.shape[3]
+        parts = self.experts * self.groups
+        pixels = maps.permute(0, 2, 3, 1).reshape(images * height * width, parts, -1).transpose(0, 1)  # (K, N*h*w, D)
+        weight = cast(Tensor, self.weight).flatten(1).unflatten(0, (parts, -1)).transpose(1, 2)  # (K, D, O)
+        if self.bias is None:
+            products = torch.bmm(pixels, weight)
+        else:
+            products = torch.baddbmm(self.bias.view(parts, 1, -1), pixels, weight)  # (K, N*h*w, O)
+        by_pixel = products.transpose(0, 1).reshape(images, height, width, -1)
+        return by_pixel.permute(0, 3, 1, 2)  # (N, K*O, h, w), channels last
 
 
 def _settings(layer: nn.Conv2d) -> dict[str, Any]:
@@ -88,20 +164,33 @@ def _settings(layer: nn.Conv2d) -> dict[str, Any]:
 
 class BatchedLinear(StackedLayer):
     flat = False
+    kernels: ClassVar[tuple[str, ...]] = ("together", "product", "loop")
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__(layers)
 
     def forward(self, vectors: Tensor) -> Tensor:  # (N, K, F)
-        weight = cast(Tensor, self.weight).transpose(1, 2)  # (K, F, O)
+        weight = cast(Tensor, self.weight)  # (K, O, F)
+        if self.kernel == "loop":
+            biases = [None] * self.experts if self.bias is None else self.bias.unbind()
+            each = zip(vectors.unbind(1), weight.unbind(), biases, strict=True)
+            return torch.stack([F.linear(own, part, bias) for own, part, bias in each], dim=1)  # (N, K, O)
+        if self.kernel == "product":
+            # The weights on the left: their gradient then comes in their own layout, and is not copied into it.
+            columns = vectors.permute(1, 2, 0)  # (K, F, N)
+            if self.bias is None:
+                return torch.bmm(weight, columns).permute(2, 0, 1)
+            return torch.baddbmm(self.bias[:, :, None], weight, columns).permute(2, 0, 1)
         by_expert = vectors.transpose(0, 1)  # (K, N, F)
         if self.bias is None:
-            return torch.bmm(by_expert, weight).transpose(0, 1)  # (N, K, O)
-        return torch.baddbmm(self.bias[:, None], by_expert, weight).transpose(0, 1)
+            return torch.bmm(by_expert, weight.transpose(1, 2)).transpose(0, 1)  # (N, K, O)
+        return torch.baddbmm(self.bias[:, None], by_expert, weight.transpose(1, 2)).transpose(0, 1)
 
 
 class SharedLinear(BatchedLinear):
     """A linear layer on the trunk's own vectors: one dense product."""
+
+    kernels = ("together",)
 
     def forward(self, vectors: Tensor) -> Tensor:  # (N, F)
         bias = None if self.bias is None else self.bias.flatten()

@@ -85,12 +85,12 @@ def png_of(draw: "Callable[[], Figure]") -> bytes:
     import matplotlib.style
 
     buffer = io.BytesIO()
-    with matplotlib.style.context(["default", _style()]):  # not what the user's matplotlibrc says
+    with matplotlib.style.context(["default", figure_style()]):  # not what the user's matplotlibrc says
         draw().savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-def _style() -> dict[str, Any]:
+def figure_style() -> dict[str, Any]:
     return {
         "figure.facecolor": PAPER,
         "figure.dpi": DOTS_PER_INCH,
@@ -118,7 +118,8 @@ def _style() -> dict[str, Any]:
     }
 
 
-def _axes(height: float) -> "tuple[Figure, Axes]":
+def new_figure(height: float) -> "tuple[Figure, Axes]":
+    """Of the report's width; to be drawn inside `png_of`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height))
@@ -129,7 +130,7 @@ def draw_accuracy(record: Record) -> "Figure":
     from matplotlib.lines import Line2D
     from matplotlib.ticker import PercentFormatter
 
-    figure, axes = _axes(3.3)
+    figure, axes = new_figure(3.3)
     for stage in _drawn_last_is_on_top(record):
         _by_epoch(axes, record.epochs[stage], "accuracy", stage, linestyle=":", markersize=0)
         _by_epoch(axes, record.epochs[stage], "test_accuracy", stage, label=LABELS[stage])
@@ -144,7 +145,7 @@ def draw_accuracy(record: Record) -> "Figure":
 
 
 def draw_loss(record: Record) -> "Figure":
-    figure, axes = _axes(3.3)
+    figure, axes = new_figure(3.3)
     for stage in _drawn_last_is_on_top(record):
         _by_epoch(axes, record.epochs[stage], "loss", stage, label=LABELS[stage])
     axes.set(xlabel="epoch", ylabel="training loss (nats an image)", ylim=(0, None))
@@ -184,7 +185,7 @@ def draw_shares(record: Record) -> "Figure":
     from matplotlib.ticker import PercentFormatter
 
     count = record.specialties.count
-    figure, axes = _axes(min(1.3 + 0.2 * count, 6.5))
+    figure, axes = new_figure(min(1.3 + 0.2 * count, 6.5))
     parts = {"accuracy": "right class", "confused_inside": "confused inside", "confused_across": "confused across"}
     left = np.zeros(count)
     for (field, label), colour in zip(parts.items(), (RIGHT, INSIDE, ACROSS), strict=True):
@@ -204,11 +205,18 @@ def draw_confusion(record: Record) -> "Figure":
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import PercentFormatter
 
-    figure, axes = _axes(4.8)
+    figure, axes = new_figure(4.8)
     specialties = record.specialties
     colours = LinearSegmentedColormap.from_list("shares", [PAPER, FEW, ALL])
     # A few images in a hundred are the interesting part; on a linear scale they would look like none.
-    image = axes.imshow(shares_by_slot(record), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=1), origin="upper")
+    edge = specialties.classes - 0.5
+    image = axes.imshow(
+        shares_by_slot(record),
+        cmap=colours,
+        norm=PowerNorm(0.5, vmin=0, vmax=1),
+        origin="upper",
+        extent=(-0.5, edge, edge, -0.5),
+    )
     ends = np.cumsum(specialties.sizes)  # (K,) slots
     middles = ends - specialties.sizes / 2 - 0.5
     for end, size in zip(ends, specialties.sizes, strict=True):
@@ -231,12 +239,21 @@ def draw_confusion(record: Record) -> "Figure":
     return figure
 
 
+MOST_CELLS = 600  # a side; more could not be told apart in a picture
+
+
 def shares_by_slot(record: Record) -> NDArray[np.float64]:
-    """Share of the images of each class that is taken for each class, both in expert order; 0 without images. (C, C)"""
-    slots = record.specialties.class_of_slot
-    ordered = record.confusion[np.ix_(slots, slots)]
-    images = ordered.sum(axis=1, keepdims=True)  # (C, 1)
-    shares: NDArray[np.float64] = ordered / np.maximum(images, 1)
+    """Share of the images of each class that is taken for each class, both in expert order; 0 without images. (C, C)
+
+    Of more than MOST_CELLS classes some neighbours share a cell.
+    """
+    classes = record.specialties.classes
+    side = min(classes, MOST_CELLS)
+    cell_of_class = record.specialties.slot_of_class * side // classes  # (C,)
+    cells = record.confusion.tocoo()
+    counts = np.zeros((side, side))
+    np.add.at(counts, (cell_of_class[cells.row], cell_of_class[cells.col]), cells.data)
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return shares
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.sparse import csr_array, triu
 
 from nofe import runs
 from nofe.runs import Run
-from nofe.specialties import Specialties
+from nofe.specialties import Specialties, class_confusion
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Record:
     class_names: tuple[str, ...]  # (C,)
     epochs: dict[str, list[dict[str, Any]]]  # by network, in order
     updates: list[dict[str, Any]]  # of the specialties; none for a rule that fixes them beforehand
-    confusion: NDArray[np.int64]  # (C, C) test images of class i that the experts take for class j
+    confusion: csr_array  # (C, C) test images of class i that the experts take for class j; most cells are empty
 
     @property
     def test_images(self) -> int:
@@ -76,20 +76,13 @@ def _ids_and_names(specialty: dict[str, Any]) -> tuple[list[int], list[str]]:
     return specialty["class_ids"], specialty["class_names"]
 
 
-def class_confusion(labels: NDArray[np.int64], taken_for: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Images of class i that are taken for class j, (C, C)."""
-    counts = np.bincount(labels * classes + taken_for, minlength=classes * classes)
-    return counts.reshape(classes, classes)
-
-
-def confused_pairs(confusion: NDArray[np.int64], specialties: Specialties) -> list[ConfusedPair]:
+def confused_pairs(confusion: csr_array, specialties: Specialties) -> list[ConfusedPair]:
     """Every pair of classes that is confused at least once, the most confused first, ties by class number."""
-    either_way = np.triu(confusion + confusion.T, 1)  # (C, C)
-    firsts, seconds = np.nonzero(either_way)
-    order = np.argsort(-either_way[firsts, seconds], kind="stable")
+    either_way = triu(confusion + confusion.T, 1).tocsr().tocoo()  # (C, C), in the order of rows
+    order = np.argsort(-either_way.data, kind="stable")
     images = confusion.sum(axis=1)  # (C,)
     pairs = []
-    for a, b in zip(firsts[order].tolist(), seconds[order].tolist(), strict=True):
+    for a, b in zip(either_way.row[order].tolist(), either_way.col[order].tolist(), strict=True):
         first, second = (a, b) if confusion[a, b] >= confusion[b, a] else (b, a)
         pairs.append(
             ConfusedPair(
@@ -113,9 +106,10 @@ def pairs_of_specialty(
     return next((pair for pair in own if pair.inside), None), next((pair for pair in own if not pair.inside), None)
 
 
-def confused_inside_and_across(confusion: NDArray[np.int64], specialties: Specialties) -> tuple[int, int]:
+def confused_inside_and_across(confusion: csr_array, specialties: Specialties) -> tuple[int, int]:
     """Test images taken for another class of their specialty, and for a class of another one."""
     of = specialties.specialty_of_class
-    same = of[:, None] == of[None, :]  # (C, C)
-    inside = int(confusion[same].sum() - np.trace(confusion))
-    return inside, int(confusion[~same].sum())
+    cells = confusion.tocoo()
+    same = of[cells.row] == of[cells.col]
+    inside = int(cells.data[same].sum() - confusion.trace())
+    return inside, int(cells.data[~same].sum())

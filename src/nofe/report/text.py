@@ -29,6 +29,15 @@ def comparison(summary: dict[str, Any]) -> str:
     return text
 
 
+def sizes_in_words(sizes: dict[str, dict[str, int]]) -> str:
+    """What is about to be trained."""
+    rows = [
+        (name, f"{size['parameters']:,}", f"{size['multiplications'] / 1e6:,.1f} million")
+        for name, size in sizes.items()
+    ]
+    return table(("network", "parameters", "multiplications an image"), rows) + "\n"
+
+
 def network_name(stage: str, specialties: int) -> str:
     names = {
         "base": "base, by the experts' recipe",
@@ -95,11 +104,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def timings_in_words(measured: dict[str, Any]) -> str:
-    head = ("network", "mode", "task", "C", "K", "batch", "ms", "images/s", "x base", "peak MB", "share of peak")
+    head = (
+        *("network", "mode", "task", "C", "K", "batch", "ms", "images/s"),
+        *("x base", "x work", "peak MB", "share of peak"),
+    )
+    work = {
+        (timing["case"]["task"], timing["case"]["batch"], timing["case"]["classes"]): timing["gigaflops"]
+        for timing in measured["timings"]
+        if timing["case"]["network"] == "base"
+    }
     rows = []
     for timing in measured["timings"]:
         case = timing["case"]
         ratio, memory = timing["ratio_to_base"], timing["peak_megabytes"]
+        of_base = work.get((case["task"], case["batch"], case["classes"]))
         rows.append(
             (
                 case["network"],
@@ -111,9 +129,40 @@ def timings_in_words(measured: dict[str, Any]) -> str:
                 f"{timing['milliseconds']:.3f}",
                 f"{timing['images_per_second']:,.0f}",
                 "" if ratio is None else f"{ratio:.3f}",
+                f"{timing['gigaflops'] / of_base:.3f}" if of_base else "",
                 "" if memory is None else f"{memory:,.0f}",
                 f"{timing['share_of_peak']:.1%}",
             )
         )
     device = measured["environment"]["device"]
     return f"{measured['architecture']} on {device}, {measured['environment']['precision']}\n\n{table(head, rows)}"
+
+
+def losses_in_words(measured: dict[str, Any]) -> str:
+    """How far the losses of the first steps are from those of the plainest way."""
+    rows = [(name, f"{each['largest_difference']:.2e}") for name, each in measured["compared"].items()]
+    environment = measured["environment"]
+    title = f"{measured['architecture']} on {environment['device']}, {environment['precision']}, {measured['data']}; "
+    title += f"K={measured['experts']}, batch {measured['batch']}, the first {measured['steps']} steps"
+    return f"{title}\n\n{table(('beside the loop, eager', 'largest relative difference of a loss'), rows)}"
+
+
+def update_in_words(measured: dict[str, Any]) -> str:
+    """What an update of the specialties costs beside an epoch."""
+    ms = measured["milliseconds"]
+    rows = [
+        (
+            rule,
+            f"{ms['confusion']:,.1f}",
+            f"{each['assignment']:,.1f}",
+            f"{ms['epoch']:,.0f}",
+            f"{each['share_of_epoch']:.2%}",
+        )
+        for rule, each in measured["rules"].items()
+    ]
+    device = measured["environment"]["device"]
+    title = f"{measured['architecture']} on {device}, {measured['environment']['precision']}, {measured['mode']}; "
+    title += f"C={measured['classes']:,}, K={measured['experts']}, {measured['epoch_images']:,} images an epoch, "
+    title += f"{measured['confusion_images']:,} of them counted"
+    head = ("rule", "confusion, ms", "assignment, ms", "epoch, ms", "update, share of epoch")
+    return f"{title}\n\n{table(head, rows)}"

@@ -4,6 +4,7 @@ from nofe.specialties.agreement import (
     adjusted_rand,
     agreement,
     chance_of_pairs_together,
+    class_confusion,
     classes_moved,
     pairs_in_common,
     pairs_together,
@@ -13,6 +14,7 @@ from nofe.specialties.baselines import argmax, given_groups, random_specialties,
 from nofe.specialties.elastic import elasso, elasso_cost
 from nofe.specialties.partition import Specialties
 from nofe.specialties.rules import RULES, Rule, Update, rule_named, update_named
+from nofe.specialties.wordnet import wordnet_specialties
 
 __all__ = [
     "RULES",
@@ -23,6 +25,7 @@ __all__ = [
     "agreement",
     "argmax",
     "chance_of_pairs_together",
+    "class_confusion",
     "classes_moved",
     "elasso",
     "elasso_cost",
@@ -36,4 +39,5 @@ __all__ = [
     "rule_named",
     "spectral",
     "update_named",
+    "wordnet_specialties",
 ]

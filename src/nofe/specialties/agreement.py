@@ -1,11 +1,24 @@
 """How alike two partitions are, what moved between them, and how well a partition fits a confusion."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
 from nofe.errors import UserError
 from nofe.specialties.checks import IntArray, counts_for, whole_numbers
 from nofe.specialties.partition import Specialties
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+
+def class_confusion(labels: npt.ArrayLike, taken_for: npt.ArrayLike, classes: int) -> "csr_array":
+    """Images of class i that are taken for class j, (C, C). Sparse: there are no more cells than images."""
+    from scipy.sparse import csr_array
+
+    pairs, counts = np.unique(np.asarray(labels) * classes + np.asarray(taken_for), return_counts=True)
+    return csr_array((counts, (pairs // classes, pairs % classes)), shape=(classes, classes))
 
 
 def agreement(confusion: npt.ArrayLike, specialties: Specialties) -> float:

@@ -38,6 +38,7 @@ RULES: Final[dict[str, Rule]] = {
         Rule("random", "equal sizes, drawn once", updates=False),
         Rule("spectral", "spectral groups of a base network's confusion of classes", updates=False),
         Rule("groups", "groups that a person or the data set gives", updates=False),
+        Rule("wordnet", "a slice of WordNet's hypernyms; for classes named as in ImageNet", updates=False),
     )
 }
 

@@ -25,7 +25,8 @@ def forward_of(model: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tensor]
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         if _is_cast_by_autocast(module)
-        for name, _ in module.named_parameters(recurse=False)
+        for name, weight in module.named_parameters(recurse=False)
+        if weight.requires_grad  # or a frozen trunk would be differentiated for nothing
     ]
 
     def forward(images: Tensor) -> Tensor:

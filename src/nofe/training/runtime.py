@@ -32,6 +32,7 @@ PRECISIONS = ("auto", "bf16", "tf32", "fp32")
 # Compiling takes 10 to 30 seconds and saves 0.3 to 1 ms a step on an H200 (benchmarks/results/nvidia-h200). On a CPU
 # it takes longer and saves less.
 STEPS_WORTH_COMPILING = 30_000
+KERNELS = ("measure", "together", "loop", "product", "branches")
 
 
 class Interrupted(NofeError):
@@ -50,6 +51,7 @@ class Runtime:
     precision: str = "fp32"
     compile: bool | None = False  # torch.compile; None: where the run is long enough to pay for it
     capture: bool = False  # each training step is one CUDA graph
+    kernels: str = "measure"  # of the experts: the fastest, or one of KERNELS without measuring
     checkpoint_seconds: float = 0.0  # at least this long between two checkpoints; 0 is every epoch
     sync_batch_norm: bool = False  # over the images of all ranks, not of each its own share
     workers: int = 0  # processes that decode images that are read while training; 0 is one a core
@@ -66,6 +68,14 @@ class Runtime:
         if agreed := self.ranks.asked(self.stop_signal or 0, step):
             self.stop_signal = agreed
         return bool(agreed)
+
+    def use_precision(self, precision: str) -> None:
+        """What a run asks for; `auto` leaves it as it is. Only a GPU has TF32."""
+        if precision == "auto":
+            return
+        self.precision = "fp32" if precision == "tf32" and self.device.type != "cuda" else precision
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
 
     def decide_on_compiling(self, steps: int) -> None:
         """Of a run of so many training steps, unless it is decided."""
@@ -96,6 +106,7 @@ def make_runtime(
     *,
     compile: bool | None = None,
     capture: bool | None = None,
+    kernels: str = "measure",
     checkpoint_seconds: float = 0.0,
     sync_batch_norm: bool = False,
     workers: int = 0,
@@ -104,8 +115,9 @@ def make_runtime(
     """Choose the device, its arithmetic and how steps are launched; every choice can be named instead."""
     if device not in DEVICES and not device.startswith("cuda:"):
         raise UserError(f"--device {device}: unknown; choose one of {', '.join(DEVICES)}")
-    if precision not in PRECISIONS:
-        raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
+    require_precision(precision)
+    if kernels not in KERNELS:
+        raise UserError(f"--kernels {kernels}: unknown; choose one of {', '.join(KERNELS)}")
     try:
         chosen = torch.device(_best_device() if device == "auto" else device)
     except RuntimeError as error:
@@ -116,11 +128,6 @@ def make_runtime(
         raise UserError(f"--device {device}: there are {count} GPUs here; use cuda:0 to cuda:{count - 1}")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"--device {device}: PyTorch sees no Apple GPU here; use --device cpu")
-    if precision == "auto":
-        has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
-        precision = "bf16" if has_bf16 else "fp32"
-    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
     if capture and chosen.type != "cuda":
         raise UserError(
             f"--capture: only a CUDA device can capture steps, and this runs on {chosen.type}; leave it out"
@@ -132,17 +139,25 @@ def make_runtime(
         chosen = torch.device("cuda", chosen.index or 0)
         torch.cuda.set_device(chosen)  # where streams and captured graphs are made; it wants a number
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
-    return Runtime(
+    runtime = Runtime(
         chosen,
-        precision,
         compile=compile,
         # DDP wants eleven eager steps, and a stream of its own, before its collectives can be captured.
         capture=chosen.type == "cuda" and ranks.count == 1 if capture is None else capture,
+        kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
         workers=workers or max(1, cores() // ranks.count),
         ranks=ranks,
     )
+    has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
+    runtime.use_precision(precision if precision != "auto" else "bf16" if has_bf16 else "fp32")
+    return runtime
+
+
+def require_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
 
 
 @contextmanager
@@ -241,6 +256,13 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_cpu_model()}, {os.cpu_count()} cores" if device.type == "cpu" else "Apple GPU"
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept between runs: NOFE_CACHE, or nofe/ in the user's folder for caches."""
+    if named := os.environ.get("NOFE_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nofe"
 
 
 def _cpu_model() -> str:

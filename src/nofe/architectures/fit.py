@@ -1,0 +1,142 @@
+"""Layers made to read what they are given: other channels than they were built for, and the same map size."""
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from nofe.errors import UserError
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+SKIP_FLAGS = ("has_skip", "use_res_connect")  # of timm and torchvision: a block adds its input where sizes allow
+
+
+def fit(module: nn.Module, features: Tensor) -> Tensor:
+    """Run `module` on `features`, and give every layer that reads another number of channels new weights for it."""
+    layers = [each for each in module.modules() if isinstance(each, (nn.Conv2d, nn.Linear, *NORMS))]
+    hooks = [layer.register_forward_pre_hook(_fit_layer) for layer in layers]
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            result: Tensor = module.eval()(features)
+    finally:
+        module.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return result
+
+
+def keep_size(block: nn.Module) -> None:
+    """Make a block that halves the map, or changes the channels, one that does neither."""
+    for layer in block.modules():
+        if isinstance(layer, nn.Conv2d) and layer.stride != (1, 1):
+            layer.stride = (1, 1)
+        if isinstance(layer, nn.AvgPool2d | nn.MaxPool2d) and layer.stride not in (1, (1, 1)):
+            layer.kernel_size, layer.stride, layer.padding = 1, 1, 0
+    for flag in SKIP_FLAGS:
+        if getattr(block, flag, None) is False:
+            setattr(block, flag, True)
+
+
+def outputs_of(layer: nn.Module) -> int:
+    return int(cast(Tensor, layer.weight).shape[0])
+
+
+def with_outputs(model: nn.Module, path: str, outputs: int) -> None:
+    """Put a new layer of so many outputs in the place of the classifier of `model`."""
+    layer = model.get_submodule(path)
+    place = {"device": cast(Tensor, layer.weight).device, "dtype": cast(Tensor, layer.weight).dtype}
+    if isinstance(layer, nn.Linear):
+        new: nn.Module = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None, **cast(Any, place))
+    elif isinstance(layer, nn.Conv2d) and layer.groups == 1:
+        new = nn.Conv2d(
+            layer.in_channels,
+            outputs,
+            cast(Any, layer.kernel_size),
+            cast(Any, layer.stride),
+            cast(Any, layer.padding),
+            cast(Any, layer.dilation),
+            bias=layer.bias is not None,
+            **cast(Any, place),
+        )
+    else:
+        raise UserError(
+            f"{path} ({type(layer).__name__}): a classifier is a linear layer or a convolution without groups"
+        )
+    model.set_submodule(path, new)
+
+
+def drawn_anew(module: nn.Module) -> None:
+    """New weights by torch's own initialisers; what has none (scales, tokens) keeps its values."""
+    for each in module.modules():
+        reset = getattr(each, "reset_parameters", None) or getattr(each, "_reset_parameters", None)
+        if callable(reset) and next(each.parameters(), None) is not None:
+            reset()
+
+
+def _fit_layer(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    shape = inputs[0].shape
+    if isinstance(layer, nn.Conv2d):
+        _fit_convolution(layer, int(shape[1]))
+    elif isinstance(layer, nn.Linear):
+        if layer.in_features != shape[-1]:
+            layer.in_features, weight = int(shape[-1]), layer.weight
+            layer.weight = drawn_like(weight, (len(weight), layer.in_features))
+    else:
+        _fit_norm(layer, shape)
+
+
+def _fit_convolution(layer: nn.Conv2d, channels: int) -> None:
+    if layer.in_channels == channels:
+        return
+    weight, depthwise = layer.weight, layer.groups == layer.in_channels > 1
+    if depthwise:
+        layer.out_channels = layer.out_channels // layer.in_channels * channels
+        layer.groups = channels
+        if layer.bias is not None:
+            layer.bias = _constant_like(layer.bias, layer.out_channels)
+    elif channels % layer.groups:
+        layer.groups = math.gcd(channels, layer.groups)
+    layer.in_channels = channels
+    layer.weight = drawn_like(weight, (layer.out_channels, channels // layer.groups, *weight.shape[2:]))
+
+
+def _fit_norm(layer: nn.Module, shape: torch.Size) -> None:
+    weight = cast("Tensor | None", getattr(layer, "weight", None))
+    over_last = isinstance(layer, nn.LayerNorm) and "2d" not in type(layer).__name__
+    channels = int(shape[-1] if over_last else shape[1])
+    if isinstance(layer, nn.LayerNorm):
+        if len(layer.normalized_shape) != 1 or layer.normalized_shape[0] == channels:
+            return
+        layer.normalized_shape = (channels,)
+    elif isinstance(layer, nn.GroupNorm):
+        if layer.num_channels == channels:
+            return
+        layer.num_channels, layer.num_groups = channels, math.gcd(channels, layer.num_groups)
+    else:
+        norm = cast(nn.BatchNorm2d, layer)
+        if norm.num_features == channels:
+            return
+        norm.num_features = channels
+        if norm.running_mean is not None and norm.running_var is not None:
+            norm.running_mean = norm.running_mean.new_zeros(channels)
+            norm.running_var = norm.running_var.new_ones(channels)
+            norm.reset_running_stats()
+    if weight is not None:
+        cast(Any, layer).weight = nn.Parameter(weight.new_ones(channels))
+        if getattr(layer, "bias", None) is not None:
+            cast(Any, layer).bias = nn.Parameter(weight.new_zeros(channels))
+
+
+def drawn_like(weight: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
+    """Normal, of the spread of `weight`, rescaled so that sums over more or fewer inputs keep theirs."""
+    if weight.is_meta:
+        return nn.Parameter(weight.new_empty(shape))
+    inputs_then, inputs_now = weight[0].numel(), math.prod(shape[1:])
+    std = float(weight.detach().std()) * math.sqrt(inputs_then / inputs_now)
+    return nn.Parameter(weight.new_empty(shape).normal_(std=std))
+
+
+def _constant_like(bias: Tensor, size: int) -> nn.Parameter:
+    return nn.Parameter(bias.new_zeros(size))

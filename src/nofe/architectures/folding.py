@@ -1,0 +1,103 @@
+"""Batch norm folded into the convolution before it: in evaluation mode the two are one convolution, to rounding."""
+
+from collections import Counter
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from nofe.architectures.caffe import BatchNorm2d
+
+
+class Pair(NamedTuple):
+    """Paths of a convolution and of the batch norm that alone reads it."""
+
+    convolution: str
+    norm: str
+
+
+def convolutions_with_norms(model: nn.Module) -> list[Pair]:
+    """By following the code of the model (torch.fx); none where that cannot be followed."""
+    try:
+        graph = _Tracer().trace(model)
+    except Exception:  # fx says in many ways that it cannot follow the code; the model then runs as it is
+        return []
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    pairs = []
+    for node in graph.nodes:
+        if node.op != "call_module" or not isinstance(model.get_submodule(str(node.target)), nn.BatchNorm2d):
+            continue
+        before = node.args[0]
+        if not (isinstance(before, fx.Node) and before.op == "call_module" and len(before.users) == 1):
+            continue
+        once = calls[before.target] == calls[node.target] == 1
+        if once and _is_convolution(model.get_submodule(str(before.target))):
+            pairs.append(Pair(str(before.target), str(node.target)))
+    return pairs
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, module: nn.Module, path: str) -> bool:
+        return not list(module.children())
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    """Ours, or one that says that its weight and bias are laid out alike: the outputs in front."""
+    return isinstance(module, nn.Conv2d) or getattr(module, "outputs_in_front", False)
+
+
+class FixedNorm(nn.Module):
+    """What batch norm is in evaluation mode, where no convolution takes it up: a factor and a shift a channel."""
+
+    factor: Tensor
+    shift: Tensor
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        factor, shift = factor_and_shift(norm)
+        self.register_buffer("factor", factor)
+        self.register_buffer("shift", shift)
+
+    def forward(self, maps: Tensor) -> Tensor:  # (N, D, h, w)
+        return maps * self.factor[:, None, None] + self.shift[:, None, None]
+
+
+def factor_and_shift(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """(D,) each, computed in double precision."""
+    if isinstance(norm, BatchNorm2d):
+        mean, variance = norm.statistics()
+    else:
+        mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
+    factor = (variance.double() + norm.eps).rsqrt()
+    if norm.affine:
+        factor = factor * norm.weight.double()
+    shift = -mean.double() * factor + (norm.bias.double() if norm.affine else 0.0)
+    return factor.to(mean.dtype), shift.to(mean.dtype)
+
+
+def remove_norms(model: nn.Module, pairs: list[Pair]) -> None:
+    """In place: the convolutions get a bias to fold into, the norms go. `folded_tensors` has the numbers for it."""
+    for pair in pairs:
+        convolution: Any = model.get_submodule(pair.convolution)
+        if convolution.bias is None:
+            weight = convolution.weight
+            convolution.bias = nn.Parameter(weight.new_zeros(len(weight)), requires_grad=False)
+        model.set_submodule(pair.norm, nn.Identity())
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
+            model.set_submodule(path, FixedNorm(module))
+
+
+@torch.no_grad()
+def folded_tensors(model: nn.Module, pairs: list[Pair]) -> dict[str, Tensor]:
+    """Weights and buffers, by their names in the model without norms, of `model`, which has them."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
+            tensors[f"{path}.factor"], tensors[f"{path}.shift"] = factor_and_shift(module)
+    for pair in pairs:
+        factor, shift = tensors[f"{pair.norm}.factor"], tensors[f"{pair.norm}.shift"]  # (O,)
+        weight, bias = tensors[f"{pair.convolution}.weight"], tensors.get(f"{pair.convolution}.bias")
+        tensors[f"{pair.convolution}.weight"] = weight * factor.view(-1, *[1] * (weight.dim() - 1))
+        tensors[f"{pair.convolution}.bias"] = shift if bias is None else bias * factor + shift
+    return tensors

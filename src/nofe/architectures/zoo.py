@@ -1,0 +1,180 @@
+"""Networks of other libraries, and a user's own, by name.
+
+    timm:resnet18   torchvision:convnext_tiny   python:my_module:my_function   any of them @64: read images of 64 pixels
+
+A library is imported when one of its networks is asked for.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nofe.architectures.adapt import Build, adapted
+from nofe.architectures.architecture import Architecture
+from nofe.errors import UserError
+
+SOURCES = {
+    "timm:NAME": "any classifier of timm, e.g. timm:resnet18 or, for 64 x 64 images, timm:resnet18@64",
+    "torchvision:NAME": "any classifier of torchvision, e.g. torchvision:convnext_tiny",
+    "python:MODULE:NAME": "your own: NAME(classes) of MODULE gives an nn.Module over so many classes",
+}
+IMAGENET_STD = (0.229, 0.224, 0.225)
+SMALL_IMAGES = 64  # pixels up to which images are stored as they are read; larger ones have a margin to crop from
+
+_trusted: set[str] = set()
+
+
+def is_zoo_name(name: str) -> bool:
+    return name.partition(":")[0] in ("timm", "torchvision", "python")
+
+
+def trust(name: str) -> None:
+    """The user has named this network, so its code may run; what a run folder names does not by itself."""
+    _trusted.add(name)
+
+
+def zoo_architecture(name: str, cut: str = "") -> Architecture:
+    source, size = _split(name)
+    library, _, network = source.partition(":")
+    find = {"timm": _timm, "torchvision": _torchvision, "python": _python}[library]
+    build, own_size, std, summary = find(name, network, size)
+    input_size = size or own_size
+    image_size = input_size if input_size <= SMALL_IMAGES else input_size * 8 // 7  # 224 of 256, as on ImageNet
+    return adapted(build, name, input_size, image_size=image_size, summary=summary, cut=cut, std=std)
+
+
+def library_weights(name: str) -> dict[str, Tensor]:
+    """What the library was trained to, by the names of its own model."""
+    source, size = _split(name)
+    library, _, network = source.partition(":")
+    try:
+        if library == "timm":
+            model = _imported("timm", name).create_model(network, pretrained=True, **_timm_size(name, network, size))
+        elif library == "torchvision":
+            models = _imported("torchvision.models", name)
+            model = models.get_model(network, weights="DEFAULT")
+        else:
+            raise UserError(f"--pretrained: nobody has trained {name}; name a file with --weights FILE")
+    except UserError:
+        raise
+    except Exception as error:  # each library has its own for a network that is not reached
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--pretrained: cannot get the weights of {name} ({first_line}); fetch them elsewhere and name the file "
+            "with --weights FILE"
+        ) from error
+    state: dict[str, Tensor] = model.state_dict()
+    return state
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    source, at, size = name.rpartition("@")
+    if not at:
+        return name, None
+    if not size.isdecimal() or not 1 <= int(size) <= 4096:
+        raise UserError(f"architecture {name!r}: '{size}' is no image size; write NAME@64 for 64 x 64 pixels")
+    return source, int(size)
+
+
+_Found = tuple[Build, int, tuple[float, float, float], str]
+
+
+def _timm(name: str, network: str, size: int | None) -> _Found:
+    timm = _imported("timm", name)
+    if not timm.is_model(network):
+        raise UserError(f"architecture {name!r}: timm has no such model; {_nearest(network, timm.list_models())}")
+    settings = timm.get_pretrained_cfg(network) or timm.models.PretrainedCfg()
+    bare = network.partition(".")[0]  # without the tag of its pretrained weights
+    extra = _timm_size(name, network, size)
+
+    def build(outputs: int) -> nn.Module:
+        model: nn.Module = timm.create_model(bare, num_classes=outputs, **extra)
+        return model
+
+    own_size = int(settings.input_size[-1])
+    return build, own_size, tuple(settings.std)[:3], f"timm's {bare}"
+
+
+def _timm_size(name: str, network: str, size: int | None) -> dict[str, Any]:
+    """Models with a position for each patch are built for one size."""
+    timm = _imported("timm", name)
+    if size is None:
+        return {}
+    try:
+        with torch.device("meta"):
+            timm.create_model(network.partition(".")[0], img_size=size)
+    except TypeError:
+        return {}
+    return {"img_size": size}
+
+
+def _torchvision(name: str, network: str, size: int | None) -> _Found:
+    models = _imported("torchvision.models", name)
+    known = models.list_models(module=models)
+    if network not in known:
+        raise UserError(f"architecture {name!r}: torchvision has no such classifier; {_nearest(network, known)}")
+    crop = models.get_model_weights(network).DEFAULT.transforms().crop_size
+    extra = {"image_size": size} if size is not None and network.startswith("vit_") else {}
+
+    def build(outputs: int) -> nn.Module:
+        model: nn.Module = models.get_model(network, weights=None, num_classes=outputs, **extra)
+        return model
+
+    return build, int(crop[0]), IMAGENET_STD, f"torchvision's {network}"
+
+
+def _python(name: str, network: str, size: int | None) -> _Found:
+    module_name, colon, attribute = network.partition(":")
+    if not colon:
+        raise UserError(f"architecture {name!r}: names no function; write python:my_module:my_function")
+    if name not in _trusted and module_name not in sys.modules:
+        raise UserError(
+            f"architecture {name!r}: is code of its own, which is not run because a folder says so; import "
+            f"{module_name} first, or pass --trust-code"
+        )
+    function = getattr(_users_module(module_name, name), attribute, None)
+    if not callable(function):
+        raise UserError(f"architecture {name!r}: {module_name} has no function {attribute}; check the spelling")
+    return _checked(function, name), 32, IMAGENET_STD, f"{attribute} of {module_name}"
+
+
+def _checked(function: Callable[[int], Any], name: str) -> Build:
+    def build(outputs: int) -> nn.Module:
+        model = function(outputs)
+        if not isinstance(model, nn.Module):
+            raise UserError(f"architecture {name!r}: gives {type(model).__name__}; return an nn.Module")
+        return model
+
+    return build
+
+
+def _users_module(module: str, name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))  # where `python -m` would look as well; the command does not
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"architecture {name!r}: cannot import {module} ({error}); run where it lies") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+def _imported(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:  # the latter where torch and torchvision do not fit each other
+        package = module.partition(".")[0]
+        raise UserError(
+            f"architecture {name!r}: cannot import {package} ({error}); install it with pip install {package}, or nofe "
+            "with the extra 'zoo'"
+        ) from error
+
+
+def _nearest(network: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(network, list(known), n=1, cutoff=0.4)
+    return f"did you mean {close[0]!r}?" if close else "see its list_models()"

@@ -1,0 +1,102 @@
+"""What is measured on finished runs beside their accuracy: retrieval, and the time of inference."""
+
+import base64
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nofe.experiments.hdcnn import open_hdcnn
+from nofe.loading import open_finished
+from nofe.report.neighbours import neighbours_picture
+from nofe.retrieval import grid_of, retrieve
+from nofe.training.launch import CapturedStep
+from nofe.training.runtime import Runtime
+
+QUERIES_SHOWN = 8
+INFERENCE_BATCHES = (1, 256)
+ROUNDS, SECONDS_A_ROUND = 7, 0.1
+
+
+def retrieval(run: Path, runtime: Runtime) -> dict[str, Any]:
+    """Precision at 1, 3 and 10 over all test images, and a grid of examples that nobody chose."""
+    finished = open_finished(run)
+    base = finished.base()
+    assert base is not None  # the experiment sees to it
+    network = finished.network().to(runtime.device)
+    test = finished.test_images(runtime)
+    found = retrieve(network, base.to(runtime.device), test, finished.crop, runtime)
+    queries = np.random.default_rng(0).choice(len(test), QUERIES_SHOWN, replace=False)
+    picture = neighbours_picture(grid_of(found, test, [int(query) for query in queries]))
+    return {
+        "precision": found.precision(),
+        "picture": {
+            "png": base64.b64encode(picture.png).decode(),
+            "caption": picture.caption,
+            "alternative": picture.alternative,
+        },
+    }
+
+
+def inference(run: Path, runtime: Runtime) -> dict[str, Any]:
+    """Milliseconds a batch of the base and of the experts, as one network, taking turns."""
+    finished = open_finished(run)
+    base = finished.base()
+    assert base is not None
+    network = finished.network()
+    network.fuse()
+    return milliseconds({"base": base, "experts": network}, finished.crop, runtime)
+
+
+def measured_on_hdcnn(run: Path, runtime: Runtime) -> dict[str, Any]:
+    network = open_hdcnn(run)
+    network.run_as_one()
+    return {"inference": milliseconds({"hd-cnn": network}, 26, runtime)}  # NIN reads 26 x 26 pixels
+
+
+def milliseconds(networks: dict[str, nn.Module], crop: int, runtime: Runtime) -> dict[str, Any]:
+    """By network and batch size: the median over rounds in which all take turns. Captured where that can be."""
+    launches: dict[tuple[str, int], Callable[[], None]] = {}
+    for name, network in networks.items():
+        network.to(runtime.device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+        for batch in INFERENCE_BATCHES:
+            images = torch.zeros(batch, 3, crop, crop, device=runtime.device)
+            launches[name, batch] = _forward(network, images.to(memory_format=torch.channels_last), runtime)
+    for launch in launches.values():
+        for _ in range(6):  # choice of kernels, capture
+            launch()
+    times: dict[tuple[str, int], list[float]] = {case: [] for case in launches}
+    for _ in range(ROUNDS):
+        for case, launch in launches.items():
+            times[case].append(_time(launch, runtime))
+    return {
+        name: {str(batch): round(statistics.median(times[name, batch]), 4) for batch in INFERENCE_BATCHES}
+        for name in networks
+    }
+
+
+def _forward(network: nn.Module, images: torch.Tensor, runtime: Runtime) -> Callable[[], None]:
+    def step() -> None:
+        with torch.inference_mode(), runtime.autocast():
+            network(images)
+
+    return CapturedStep(step) if runtime.capture else step
+
+
+def _time(launch: Callable[[], None], runtime: Runtime) -> float:
+    runtime.synchronize()
+    began, launched = time.perf_counter(), 0
+    while time.perf_counter() - began < SECONDS_A_ROUND:
+        for _ in range(10):
+            launch()
+        runtime.synchronize()
+        launched += 10
+    return 1000 * (time.perf_counter() - began) / launched
+
+
+MEASURES: dict[str, Callable[[Path, Runtime], dict[str, Any]]] = {"retrieval": retrieval, "inference": inference}

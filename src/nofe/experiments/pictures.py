@@ -1,0 +1,102 @@
+"""Figures of the results page: drawn from result files alone."""
+
+import base64
+import statistics
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nofe.experiments.page import Index
+from nofe.experiments.tables import FIGURE_3, KS, PAPER_TABLE_1, RETRIEVAL, SIZES, TABLE_1, Row
+from nofe.report.figures import INK, WIDTH, new_figure, png_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# After Okabe and Ito, dark enough for lines on white.
+LINES = ("#d55e00", "#0072b2", "#00815e", "#a8508a", "#5c5c5c")
+MARKERS = ("o", "s", "D", "^", "v")
+
+
+def pictures(index: Index) -> dict[str, bytes]:
+    """PNG by file name, of the figures that have data."""
+    drawings: dict[str, tuple[Callable[[Index], Figure], tuple[Row, ...]]] = {
+        "table-1.png": (draw_by_count, TABLE_1.rows),
+        "figure-3.png": (draw_generalists, FIGURE_3.rows),
+        "specialty-sizes.png": (draw_sizes, SIZES.rows),
+    }
+    drawn = {
+        name: png_of(partial(draw, index))
+        for name, (draw, rows) in drawings.items()
+        if any(index.of(row) for row in rows)
+    }
+    for row in RETRIEVAL.rows:
+        found = [each.result["retrieval"] for each in index.of(row) if "retrieval" in each.result]
+        if found:
+            drawn[f"retrieval-{row.label}.png"] = base64.b64decode(found[0]["picture"]["png"])
+    return drawn
+
+
+def draw_by_count(index: Index) -> "Figure":
+    """Table 1: accuracy over K, ours with deviations, the paper's dashed."""
+    figure, axes = new_figure(WIDTH * 0.75)
+    rows = {row.label: row for row in TABLE_1.rows}
+    for (rule, of_paper), colour, marker in zip(PAPER_TABLE_1.items(), LINES, MARKERS, strict=False):
+        points = [(count, [each.accuracy for each in index.of(rows[f"{rule}, K={count}"])]) for count in KS]
+        points = [(count, figures) for count, figures in points if figures]
+        if points:
+            means = [statistics.mean(figures) for _, figures in points]
+            spread = [statistics.stdev(figures) if len(figures) > 1 else 0.0 for _, figures in points]
+            counts = [count for count, _ in points]
+            axes.errorbar(counts, means, spread, color=colour, marker=marker, capsize=3, label=rule)
+        known = [figure for figure in of_paper if figure is not None]
+        if known:
+            axes.plot(KS, known, color=colour, linestyle="--", linewidth=1, label=f"{rule}, paper")
+    base = [each.accuracy for each in index.of(rows["base"])]
+    if base:
+        axes.axhline(statistics.mean(base), color=INK, linewidth=1, label="base")
+    axes.set_xscale("log")
+    axes.set_xticks(KS, [str(count) for count in KS])
+    axes.minorticks_off()
+    axes.set_xlabel("experts, K")
+    axes.set_ylabel("top-1, %")
+    axes.legend(fontsize=7)
+    return figure
+
+
+def draw_generalists(index: Index) -> "Figure":
+    """Figure 3: accuracy of the generalist on its specialties, by epoch, mean over seeds."""
+    figure, axes = new_figure(WIDTH * 0.75)
+    for row, colour, marker in zip(FIGURE_3.rows, LINES, MARKERS, strict=True):
+        runs = [each.result["test_accuracy_by_epoch"]["generalist"] for each in index.of(row)]
+        if runs:
+            length = min(len(run) for run in runs)
+            means = [100 * statistics.mean(run[epoch] for run in runs) for epoch in range(length)]
+            epochs = range(1, length + 1)
+            axes.plot(epochs, means, color=colour, marker=marker, markevery=10, markersize=4, label=row.label)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("generalist's accuracy, %")
+    axes.legend(fontsize=7)
+    return figure
+
+
+def draw_sizes(index: Index) -> "Figure":
+    """Sizes of specialties in decreasing order, one line for each lambda, mean over seeds."""
+    figure, axes = new_figure(WIDTH * 0.75)
+    for row, colour, marker in zip(SIZES.rows, LINES, MARKERS, strict=True):
+        sizes = [sorted(sizes_in(each.result), reverse=True) for each in index.of(row)]
+        if sizes:
+            longest = max(len(each) for each in sizes)
+            filled = [each + [0] * (longest - len(each)) for each in sizes]
+            means = [statistics.mean(each[place] for each in filled) for place in range(longest)]
+            axes.plot(range(1, longest + 1), means, color=colour, marker=marker, markersize=4, label=row.label)
+    axes.set_xlabel("specialty, largest first")
+    axes.set_ylabel("classes")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7)
+    return figure
+
+
+def sizes_in(result: Mapping[str, Any]) -> list[int]:
+    """Classes of each specialty of a result."""
+    return [specialty["size"] for specialty in result["specialties"]["specialties"]]

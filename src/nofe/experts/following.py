@@ -1,0 +1,53 @@
+"""The code of a branch, followed by torch.fx: into its blocks, but not into the layers that there is a rule for."""
+
+from typing import Any
+
+from torch import fx, nn
+
+from nofe.architectures.line import OneInput
+from nofe.experts import rules
+from nofe.experts.kinds import NotFusable
+
+Leaves = tuple[type[nn.Module], ...]
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, leaves: Leaves, whole: set[nn.Module]) -> None:
+        super().__init__()
+        self._leaves, self._whole = leaves, whole
+
+    def is_leaf_module(self, module: nn.Module, path: str) -> bool:
+        if isinstance(module, self._leaves) or module in self._whole:
+            return True
+        return not list(module.children()) and super().is_leaf_module(module, path)
+
+
+def followed(branch: nn.Module, leaves: Leaves) -> tuple[fx.Graph, set[nn.Module]]:
+    """The graph of a branch, and the modules in it that vmap runs whole: by rule, or as fx cannot follow them."""
+    classifier = rules.classifier_of(branch)
+    whole = {module for module in branch.modules() if rules.runs_whole(module, classifier)}
+    while True:
+        try:
+            return _Tracer(leaves, whole).trace(branch), whole
+        except Exception as error:  # fx says in many ways that it cannot follow the code
+            path, module = _in_the_way(branch, leaves, whole)
+            if not rules.can_run_whole(module, classifier):
+                raise NotFusable(f"{path or 'the branch'} ({type(module).__name__}: {error})") from error
+            whole.add(module)
+
+
+def _in_the_way(branch: nn.Module, leaves: Leaves, whole: set[nn.Module]) -> tuple[str, nn.Module]:
+    """The innermost module that fx cannot follow."""
+    for path, module in reversed(list(branch.named_modules())):
+        if list(module.children()) and module not in whole and not isinstance(module, leaves):
+            try:
+                _Tracer(leaves, whole).trace(OneInput(module))
+            except Exception:
+                return path, module
+    return "", branch
+
+
+def where(node: fx.Node) -> str:
+    """The layer that a function is called in."""
+    stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
+    return f" in {list(stack)[-1]}" if stack else ""

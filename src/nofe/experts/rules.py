@@ -1,0 +1,295 @@
+"""How the layers of today's networks are run for K experts at once: normalised tokens, attention, gates, scales.
+
+What acts on each expert alone is run for all of them by torch.vmap, with the experts as one more dimension: its
+convolutions become grouped ones, its products batched ones. This serves every module without buffers; batch norm, which
+keeps statistics, has a rule of its own in `fused.py`.
+"""
+
+import copy
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from nofe.experts.kinds import Kind, NotFusable
+from nofe.experts.stacked import BatchedLinear, SharedLinear, StackedLayer
+
+if TYPE_CHECKING:
+    from nofe.experts.fused import _Walk
+
+BATCHED = (nn.LayerNorm, nn.GroupNorm, nn.MultiheadAttention)
+DROPS_IMAGES = ("DropPath", "StochasticDepth")  # timm's and torchvision's: whole images, other ones for each expert
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
+
+# Functions and methods that may be applied to each expert's value alone. Those that ask for sizes are not among them.
+ARITHMETIC: set[Any] = {
+    operator.add, operator.iadd, torch.add, "add", "add_", operator.mul, operator.imul, torch.mul, "mul", "mul_",
+    operator.sub, torch.sub, "sub", operator.truediv, torch.div, "div",
+}  # fmt: skip
+REARRANGING: set[Any] = {
+    torch.cat, torch.concat, operator.getitem, "mean", torch.mean, "permute", torch.permute, "transpose",
+    torch.transpose, "reshape", torch.reshape, "view", "flatten", torch.flatten, "squeeze", "unsqueeze", "contiguous",
+    "sum", "amax",
+}  # fmt: skip
+POOLING: set[Any] = {F.adaptive_avg_pool2d, F.avg_pool2d, F.max_pool2d, F.adaptive_max_pool2d}
+
+
+class ParameterStack(StackedLayer):
+    """Parameters of one module of each expert under their own names, one after another: (K*O, ...) of (O, ...).
+
+    Flat, because a convolution's weight of five dimensions cannot be laid out channels last.
+    """
+
+    flat = True
+    cast_by_autocast = False  # norms and scales stay in float32; what is a product casts its operands itself
+
+    def __init__(self, modules: Sequence[nn.Module], names: Sequence[str]) -> None:
+        nn.Module.__init__(self)
+        self.experts = len(modules)
+        if any(getattr(modules[0], name).dim() == 0 for name in names):
+            raise NotFusable(f"{names[0]} of {type(modules[0]).__name__} (a parameter that is a single number)")
+        self.outputs = [max(len(getattr(modules[0], name)) for name in names)] * self.experts
+        for name in names:
+            parts = [cast(Tensor, getattr(module, name)).detach() for module in modules]
+            if any(part.shape != parts[0].shape for part in parts):
+                raise NotFusable(f"{name} of {type(modules[0]).__name__} (its size differs between experts)")
+            self.register_parameter(name, nn.Parameter(torch.cat(parts)))
+        cast(Any, self).multipliers = getattr(modules[0], "multipliers", {})
+
+
+class OneWeight(ParameterStack):
+    """A parameter that a block reads by name."""
+
+    def forward(self) -> Tensor:
+        [weight] = self.parameters()
+        by_expert: Tensor = weight.unflatten(0, (self.experts, -1))
+        return by_expert  # (K, ...)
+
+
+class EachModule(nn.Module):
+    """One module of every expert, run by vmap: (N, ...) or (N, K*D, h, w) or (N, K, ...) to (N, K, ...)."""
+
+    def __init__(self, modules: Sequence[nn.Module], kind: Kind) -> None:
+        super().__init__()
+        self.experts, self.kind = len(modules), kind
+        self.owners: dict[str, str] = {}  # stack in this module -> path in the module of an expert
+        for path, inner in modules[0].named_modules():
+            names = [name for name, _ in inner.named_parameters(recurse=False)]
+            if names:
+                stack = path.replace(".", "_") or "own"
+                self.add_module(stack, ParameterStack([module.get_submodule(path) for module in modules], names))
+                self.owners[stack] = path
+        # For its code alone, and in a list, so that it is no part of this module.
+        self._template = [copy.deepcopy(modules[0]).to("meta")]
+
+    def forward(self, value: Tensor) -> Tensor:
+        [template] = self._template
+        template.train(self.training)
+        weights: dict[str, Tensor] = {
+            f"{path}.{name}".removeprefix("."): weight.unflatten(0, (self.experts, -1))
+            for stack, path in self.owners.items()
+            for name, weight in self.get_submodule(stack).named_parameters()
+        }
+
+        def one(own: dict[str, Tensor], given: Tensor) -> Any:
+            return torch.func.functional_call(template, own, (given,))
+
+        if self.kind is Kind.MAPS:
+            value = value.unflatten(1, (self.experts, -1))
+        where = None if self.kind is Kind.SHARED else 1
+        if not weights and where is None:  # nothing tells the experts apart but what they draw
+            value, where = value[:, None].expand(-1, self.experts, *value.shape[1:]), 1
+        every = torch.vmap(one, in_dims=(0, where), out_dims=1, randomness="different")
+        with batchable_attention(value.device):
+            result: Tensor = every(weights, value)
+        return result
+
+
+@contextmanager
+def batchable_attention(device: torch.device) -> Iterator[None]:
+    """Kernels of attention that vmap knows: not the processor's flash attention, nor torch's shortcut in evaluation."""
+    shortcut = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(shortcut)
+
+
+class EachFunction(nn.Module):
+    """A function of each expert's values: `arrangement` is its arguments, with Place(i) for the i-th value."""
+
+    def __init__(self, call: Any, arrangement: tuple[Any, Any], kinds: list[Kind], experts: int) -> None:
+        super().__init__()
+        self.call, self.arrangement, self.kinds, self.experts = call, arrangement, kinds, experts
+        self.only_weights = all(kind is Kind.WEIGHTS for kind in kinds)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        values = tuple(
+            value.unflatten(1, (self.experts, -1)) if kind is Kind.MAPS else value
+            for value, kind in zip(values, self.kinds, strict=True)
+        )
+        where = {Kind.SHARED: None, Kind.MAPS: 1, Kind.VECTORS: 1, Kind.WEIGHTS: 0}
+        dims = tuple(where[kind] for kind in self.kinds)
+        every = torch.vmap(self._one, in_dims=dims, out_dims=0 if self.only_weights else 1)
+        result: Tensor = every(*values)
+        return result
+
+    def _one(self, *values: Tensor) -> Any:
+        args, kwargs = fx.node.map_aggregate(
+            cast(Any, self.arrangement), lambda each: values[each.index] if isinstance(each, Place) else each
+        )
+        if isinstance(self.call, str):
+            return getattr(args[0], self.call)(*args[1:], **kwargs)
+        return self.call(*args, **kwargs)
+
+
+class Place:
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class EachLinear(BatchedLinear):
+    """A linear layer on vectors (N, K, F) or on tokens (N, K, T, F)."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        if vectors.dim() == 3:
+            return super().forward(vectors)
+        tokens = vectors.movedim(1, -2)  # (N, T, K, F)
+        outputs: Tensor = super().forward(tokens.flatten(0, -3)).unflatten(0, tokens.shape[:-2])  # (N, T, K, O)
+        return outputs.movedim(-2, 1)
+
+
+class SharedEachLinear(SharedLinear):
+    """A linear layer on the trunk's own vectors (N, F) or tokens (N, T, F)."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        if vectors.dim() == 2:
+            return super().forward(vectors)
+        bias = None if self.bias is None else self.bias.flatten()
+        outputs = F.linear(vectors, cast(Tensor, self.weight).flatten(0, 1), bias)  # (N, T, K*O)
+        by_expert: Tensor = outputs.unflatten(-1, (self.experts, -1)).movedim(-2, 1)
+        return by_expert  # (N, K, T, O)
+
+
+# What is run whole
+
+
+def can_run_whole(module: nn.Module, classifier: nn.Module | None) -> bool:
+    """Whether vmap could run a module: without buffers, which it cannot write, and without the ragged classifier."""
+    is_container = isinstance(module, CONTAINERS)
+    has_classifier = any(each is classifier for each in module.modules())
+    return not is_container and not has_classifier and next(module.buffers(), None) is None
+
+
+def runs_whole(module: nn.Module, classifier: nn.Module | None) -> bool:
+    """Whether a module is run by vmap as it is, instead of being followed inside."""
+    if type(module).__name__ in DROPS_IMAGES:
+        return True
+    if not can_run_whole(module, classifier) or next(module.parameters(), None) is None:
+        return False
+    if isinstance(module, BATCHED):
+        return True
+    if type(module).__module__.startswith("torch.nn"):
+        return False
+    if next(module.parameters(recurse=False), None) is not None and not isinstance(module, nn.Conv2d | nn.Linear):
+        return True  # a scale, or a block with one
+    inner = list(module.modules())
+    return any(isinstance(each, BATCHED) for each in inner) or "Attention" in type(module).__name__
+
+
+def classifier_of(branch: nn.Module) -> nn.Module | None:
+    layers = [module for module in branch.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    return layers[-1] if layers else None
+
+
+# Rules: what the layers of the K experts read, and what they write
+
+
+def each_module(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
+    if len(set(walk.outputs)) > 1:
+        raise NotFusable(f"{path} (reads a layer whose size differs between experts)")
+    try:
+        module = EachModule(layers, kind)
+    except NotFusable as reason:
+        raise NotFusable(f"{path}: {reason}") from reason
+    name = path.replace(".", "_")
+    result = walk.put(path, module, value, parameters=False)
+    for stack, inner in module.owners.items():
+        walk.path_of[f"{name}.{stack}"] = f"{path}.{inner}".removesuffix(".")
+    return result, Kind.VECTORS
+
+
+def batch_norm_of_vectors(
+    walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind
+) -> tuple[fx.Node, Kind]:
+    """nn.BatchNorm1d on (N, K, F), as one on K*F numbers."""
+    first = layers[0]
+    if (
+        type(first) is not nn.BatchNorm1d
+        or kind is not Kind.VECTORS
+        or not (first.affine and first.track_running_stats)
+    ):
+        raise NotFusable(f"{path} ({type(first).__name__} of {kind.value}, or without weights or running statistics)")
+    if len(set(walk.outputs)) > 1 or len({int(layer.num_batches_tracked) for layer in layers}) > 1:
+        raise NotFusable(f"{path} (experts differ in size or in their number of training steps)")
+    layer = nn.BatchNorm1d(walk.count * first.num_features, eps=first.eps, momentum=first.momentum)
+    layer.to(first.weight.device, first.weight.dtype)
+    with torch.no_grad():
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            getattr(layer, name).copy_(torch.cat([getattr(each, name) for each in layers]))
+    layer.num_batches_tracked = cast(Tensor, first.num_batches_tracked).clone()
+    flat = walk.graph.call_method("flatten", (value, 1))
+    normalised = walk.put(path, layer, flat, parameters=True)
+    return walk.graph.call_method("unflatten", (normalised, 1, (walk.count, -1))), Kind.VECTORS
+
+
+def weight(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind]:
+    """A parameter that is read by name."""
+    owner, _, own = str(node.target).rpartition(".")
+    holders = [branch.get_submodule(owner) for branch in walk.branches]
+    if not owner or not isinstance(getattr(holders[0], own), nn.Parameter):
+        raise NotFusable(f"{node.target} (a tensor that is no parameter of a layer)")
+    name = str(node.target).replace(".", "_")
+    walk.root.add_module(name, OneWeight(holders, [own]))
+    walk.path_of[name] = owner
+    return walk.graph.call_module(name, ()), Kind.WEIGHTS
+
+
+def function(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind] | None:
+    """None where there is no rule."""
+    target = node.target
+    if target in POOLING:
+        value, kind = walk.as_map(*walk.values[node.all_input_nodes[0]])
+        return walk.graph.call_function(cast(Any, target), (value, *node.args[1:]), dict(node.kwargs)), kind
+    if target not in ARITHMETIC | REARRANGING:
+        return None
+    read = node.all_input_nodes
+    kinds = [walk.values[each][1] for each in read]
+    alike = len(set(kinds)) == 1
+    plain = kinds[0] is Kind.SHARED or target in ARITHMETIC or _averages_map(node)
+    if alike and plain and kinds[0] is not Kind.WEIGHTS and (len(read) == 1 or kinds[0] is not Kind.VECTORS):
+        copied = walk.graph.node_copy(node, lambda each: walk.values[each][0])
+        return copied, kinds[0]
+    places = {each: Place(index) for index, each in enumerate(read)}
+    arrangement = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: cast(Any, places[each]))
+    module = EachFunction(target, cast(Any, arrangement), kinds, walk.count)
+    walk.root.add_module(f"each_{node.name}", module)
+    values = tuple(walk.values[each][0] for each in read)
+    kind = Kind.WEIGHTS if module.only_weights else Kind.VECTORS
+    return walk.graph.call_module(f"each_{node.name}", values), kind
+
+
+def _averages_map(node: fx.Node) -> bool:
+    """mean((2, 3), keepdim=True), the squeeze of squeeze-and-excitation: as good on K*D channels."""
+    if node.target not in ("mean", torch.mean):
+        return False
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    keeps = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    return keeps is True and isinstance(dims, Sequence) and sorted(cast(Any, dims)) in ([2, 3], [-2, -1])

@@ -1,0 +1,116 @@
+"""A network as it stands, made ready to answer: batch norm folded, kernels chosen, compiled or captured if worth it.
+
+Evaluation and prediction go through here. The network itself is not touched: it may be in the middle of a training.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from nofe.architectures.folding import convolutions_with_norms, folded_tensors, remove_norms
+from nofe.training.launch import compile_blocks, launcher
+from nofe.training.runtime import Runtime
+
+SMALL_IMAGE = 64  # pixels a side; larger ones go in smaller batches
+MEASURING_PAYS_FROM = 1_000  # images; with fewer, kernels that are not known yet are not worth finding out
+_frozen: "WeakKeyDictionary[nn.Module, FrozenNetwork]" = WeakKeyDictionary()
+
+
+def frozen(model: nn.Module, runtime: Runtime, images: int, crop: int) -> "FrozenNetwork":
+    """`model` with its weights of now, for so many images of that size. What was prepared before is used again."""
+    ready = _frozen.get(model)
+    if ready is None or not ready.serves(runtime, crop):
+        ready = _frozen[model] = FrozenNetwork(model, runtime, images, crop)
+    else:
+        ready.refresh(model)
+    return ready
+
+
+def images_at_once(runtime: Runtime, crop: int) -> int:
+    """A GPU wants many; a processor's cache holds few."""
+    if runtime.device.type != "cpu":
+        return 2000 if crop <= SMALL_IMAGE else 500
+    return 100 if crop <= SMALL_IMAGE else 50
+
+
+class FrozenNetwork:
+    """Images (N, 3, h, w), however many, to logits (N, outputs) in float32. `batch` is a good number to give it."""
+
+    def __init__(self, model: nn.Module, runtime: Runtime, images: int, crop: int, at_once: int | None = None) -> None:
+        # Whatever the number of images: how many go together shows in the last bits of their logits.
+        self.batch = at_once or images_at_once(runtime, crop)
+        self._runtime, self._crop = runtime, crop
+        # With norms, in the form and with the kernels of its own; takes the weights from `model` at each refresh.
+        self._whole = copy.deepcopy(model).eval().requires_grad_(False)
+        self._whole.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        choose: Any = getattr(self._whole, "choose_kernels", None)
+        if choose is not None:
+            may_measure = images >= MEASURING_PAYS_FROM
+            choose((min(self.batch, max(images, 1)), 3, crop, crop), runtime, training=False, may_measure=may_measure)
+        self._pairs = convolutions_with_norms(self._whole)
+        self._network = copy.deepcopy(self._whole)
+        remove_norms(self._network, self._pairs)
+        if runtime.precision == "bf16":
+            self._network.to(torch.bfloat16)  # once, instead of at each pass
+        self._fill()
+        compile_blocks(self._network, runtime)
+        self._passes: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by the number of images
+
+    def serves(self, runtime: Runtime, crop: int) -> bool:
+        return runtime is self._runtime and crop == self._crop
+
+    @torch.inference_mode()
+    def refresh(self, model: nn.Module) -> None:
+        """Take over the weights of now, in place: a captured pass keeps reading the same memory."""
+        theirs, own = _tensors(model), _tensors(self._whole)
+        if theirs.keys() == own.keys():
+            for name, tensor in own.items():
+                tensor.copy_(theirs[name])
+        else:  # one of them runs the experts fused; on disk they have the same names
+            self._whole.load_state_dict(model.state_dict())
+        self._fill()
+
+    @torch.inference_mode()
+    def _fill(self) -> None:
+        tensors = folded_tensors(self._whole, self._pairs)
+        for name, tensor in _tensors(self._network).items():
+            tensor.copy_(tensors[name])
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        if not (self._runtime.capture or self._runtime.compile):
+            return self._answers(images).float()
+        # Compiled and captured passes have one shape: the images are put in the next larger one, beside what was there.
+        size = self._size_for(len(images))
+        if size not in self._passes:
+            self._passes[size] = self._prepare(images, size)
+        given, logits, run = self._passes[size]
+        given[: len(images)].copy_(images)
+        run()
+        return logits[: len(images)].clone()
+
+    def _size_for(self, images: int) -> int:
+        """Powers of two, and the full batch: few shapes, none of them more than twice what is wanted."""
+        return min(1 << (images - 1).bit_length(), max(self.batch, images))
+
+    def _prepare(self, images: Tensor, size: int) -> tuple[Tensor, Tensor, Callable[[], None]]:
+        given = images.new_zeros(size, *images.shape[1:]).contiguous(memory_format=torch.channels_last)
+        logits = self._answers(given).float()
+
+        def run() -> None:
+            logits.copy_(self._answers(given))
+
+        return given, logits, launcher(run, self._runtime)
+
+    def _answers(self, images: Tensor) -> Tensor:
+        with self._runtime.autocast():
+            answers: Tensor = self._network(images.contiguous(memory_format=torch.channels_last))
+        return answers
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters()} | dict(model.named_buffers())

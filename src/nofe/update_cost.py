@@ -1,0 +1,110 @@
+"""What an update of the specialties costs, confusion included, beside the epoch of training that it follows."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nofe.architectures import architecture_named
+from nofe.architectures.caffe import counting_steps_together
+from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
+from nofe.data.dataset import ImageSet
+from nofe.evaluation import count_confusion
+from nofe.specialties import random_balanced, update_named
+from nofe.training.launch import launcher
+from nofe.training.loop import Objective, start_training, training_step
+from nofe.training.recipe import Recipe
+from nofe.training.runtime import Runtime, environment
+
+EPOCH, SAMPLE = 50_000, 10_000  # images of an epoch, and of them those an update looks at, as for CIFAR-100
+RULES = ("fully-balanced", "exact")
+
+
+def measure_update(
+    architecture: str, classes: int, experts: int, batch: int, runtime: Runtime, rounds: int = 7
+) -> dict[str, Any]:
+    """Milliseconds of an epoch, of the confusion and of each rule; on a processor of a part of them, scaled up."""
+    known = architecture_named(architecture)
+    part = 1 if runtime.device.type == "cuda" else 8  # what a count costs once is scaled up with it
+    rng = np.random.default_rng(0)
+    size = known.image_size
+    pixels = rng.integers(0, 256, size=(max(SAMPLE // part, batch), 3, size, size), dtype=np.uint8)
+    images = ImageSet(pixels, rng.integers(classes, size=len(pixels)))
+    on_device = DeviceImages(images, pixel_mean(images), runtime.device)
+    torch.manual_seed(0)
+    generalist = known.classifier(experts)
+    state = start_training("bench", generalist, Recipe(epochs=1, batch=batch, rate=1e-6, weight_decay=5e-4), 0, runtime)
+    augmentation = Augmentation(crop=known.input_size, mirror=True)
+    batches = Batches(on_device, augmentation, batch=batch, seed=0, stage="bench")
+    batches.begin(0)
+    specialties = random_balanced(classes, experts, rng)
+    objective = Objective(torch.from_numpy(specialties.target_of_class).to(runtime.device))
+    generalist.train()
+    one_step = training_step(state, batches, objective, runtime)
+
+    def step() -> None:
+        batches.rewind()
+        with counting_steps_together(generalist):
+            one_step()
+
+    train = launcher(step, runtime)
+    sample = torch.arange(SAMPLE // part, device=runtime.device)
+
+    def count() -> None:
+        count_confusion(generalist, on_device, known.input_size, (classes, experts), runtime, sample)
+
+    for _ in range(6):  # compilation, choice of kernels, capture
+        train()
+        count()
+    steps = max(1, 40 // part)
+    of_step, of_count = [], []
+    for _ in range(rounds):  # in turns
+        of_step.append(_milliseconds(train, steps, runtime))
+        of_count.append(_milliseconds(count, 1, runtime))
+    epoch = statistics.median(of_step) * (EPOCH // batch)
+    confusion = statistics.median(of_count) * part
+    counts = _planted(classes, experts, rng)
+
+    def assign(rule: str) -> Callable[[], None]:
+        return lambda: (update_named(rule)(counts, specialties, np.random.default_rng(0)), None)[1]
+
+    rules = {}
+    for rule in RULES:
+        assignment = statistics.median(_milliseconds(assign(rule), 1, runtime) for _ in range(rounds))
+        share = (confusion + assignment) / epoch
+        rules[rule] = {"assignment": round(assignment, 3), "share_of_epoch": round(share, 5)}
+    return {
+        "architecture": architecture,
+        "environment": environment(runtime, seed=0),
+        "mode": "+".join(name for name in ("compile", "capture") if getattr(runtime, name)) or "eager",
+        "classes": classes,
+        "experts": experts,
+        "batch": batch,
+        "epoch_images": EPOCH,
+        "confusion_images": SAMPLE,
+        "measured_part": f"1/{part}",
+        "milliseconds": {"step": round(statistics.median(of_step), 4), "epoch": round(epoch, 1)}
+        | {"confusion": round(confusion, 2)},
+        "rules": rules,
+    }
+
+
+def _planted(classes: int, experts: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Counts (C, K) as a generalist gives them half way: half of a class's images in its specialty."""
+    chances = np.full((classes, experts), 0.5 / experts)
+    chances[np.arange(classes), random_balanced(classes, experts, rng).specialty_of_class] += 0.5
+    counts: NDArray[np.int64] = rng.multinomial(max(1, SAMPLE // classes), chances)
+    return counts
+
+
+def _milliseconds(launch: Callable[[], None], times: int, runtime: Runtime) -> float:
+    runtime.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        launch()
+    runtime.synchronize()
+    return 1000 * (time.perf_counter() - began) / times

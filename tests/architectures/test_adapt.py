@@ -1,0 +1,454 @@
+"""Where networks are cut, how branches are sized, where weights come from, and what is said when that cannot be."""
+
+import pickle
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor, nn
+
+import nofe
+from nofe.architectures import architecture_named, parameter_count, zoo
+from nofe.architectures.adapt import InputScale, adapted
+from nofe.architectures.options import AdaptConfig, architecture_with, balanced_sizes
+from nofe.architectures.pretrained import read_weights, start_from
+from nofe.architectures.width import with_branch_width
+from nofe.errors import UserError
+from nofe.experts.branches import Branches
+from nofe.experts.fused import NotFusable, fuse
+from nofe.experts.network import grow_experts, plant_experts
+from nofe.experts.size import size_of, sizes_of
+from nofe.recipes import default_run
+from nofe.specialties import Specialties
+
+HALVES = Specialties(np.array([0, 1, 0, 1, 1, 0]))
+
+
+def plain(outputs: int = 6) -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(3, 4, 3, padding=1),
+            bn1=nn.BatchNorm2d(4),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(4),
+            conv2=nn.Conv2d(4, 8, 3, padding=1),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(4),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(32, 64),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(64, outputs),
+        )
+    )
+
+
+def some_images(count: int = 3) -> Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+# Where to cut
+
+
+def test_plain_layers_are_cut_after_the_last_pooling_and_a_branch_begins_with_a_convolution() -> None:
+    """As the paper cut VGG: pool3 in the trunk, conv4 in the branch. The last convolution had 4 inputs."""
+    architecture = adapted(plain, "plain", 32)
+    assert list(dict(architecture.trunk().named_children())) == [*plain()._modules][:7]
+    branch = architecture.branch(2)
+    assert branch.block.conv2.weight.shape == (8, 8, 3, 3)
+    assert branch(architecture.trunk()(some_images())).shape == (3, 2)
+
+
+@pytest.mark.parametrize("cut", ["conv2", "relu2", "fc1", "fc2"])
+def test_converted_at_a_cut_it_computes_what_the_model_did(cut: str) -> None:
+    torch.manual_seed(0)
+    model = plain().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    network = nofe.convert(model, HALVES, cut=cut)
+    assert not network.training
+    torch.testing.assert_close(network(some_images()), model(some_images()))
+    names = [*plain()._modules]
+    assert list(dict(network.trunk.named_children())) == names[: names.index(cut)]
+    assert network.fuse()
+    torch.testing.assert_close(network(some_images()), model(some_images()))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("test_resnet", "layer3"), ("test_resnet", "layer4.0"), ("test_convnext", "stages.3"),
+     ("test_efficientnet", "conv_head")],
+)  # fmt: skip
+def test_converted_at_a_stage_or_a_block_of_it(name: str, cut: str) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=6).eval()
+    network = nofe.convert(model, HALVES, cut=cut, image_size=32)
+    torch.testing.assert_close(network(some_images()), model(some_images()))
+    assert not [path for path in network.trunk.state_dict() if path.startswith(cut + ".")]
+
+
+def test_converted_without_a_cut_the_trunk_is_kept_and_the_branches_are_new() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=100)  # of other classes than the experts
+    network = nofe.convert(model, HALVES)
+    trunk = network.trunk.state_dict()
+    assert trunk.keys() == {name for name in model.state_dict() if not name.startswith("fc.")}
+    assert all(torch.equal(trunk[name], model.state_dict()[name]) for name in trunk)
+    last_block = dict(model.layer4[-1].named_parameters())
+    for branch in network.branches():
+        assert not torch.equal(branch.block.conv1.weight, last_block["conv1.weight"])
+        assert branch.tail.fc.weight.shape[0] == 3
+    assert trunk["conv1.0.weight"].data_ptr() != model.conv1[0].weight.data_ptr()
+
+
+def test_a_branch_of_the_users_own() -> None:
+    made: list[int] = []
+
+    def branch(classes: int) -> nn.Module:
+        made.append(classes)
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+
+    network = nofe.convert(plain(), HALVES, cut="flatten", branch=branch)
+    assert made == [3, 3]
+    assert network(some_images()).shape == (3, 6)
+
+
+def test_with_a_cut_experts_begin_as_the_generalists_head() -> None:
+    torch.manual_seed(0)
+    architecture = architecture_named("timm:test_resnet@32", "layer4")
+    generalist = architecture.classifier(2)
+    network = grow_experts(architecture, HALVES, generalist)
+    for branch in network.branches():
+        for name, tensor in branch.layer4.state_dict().items():
+            assert torch.equal(tensor, generalist.head.layer4.state_dict()[name])
+        assert branch.fc.weight.shape[0] == 3
+
+
+class Skips(nn.Module):
+    """The first map is read again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early = nn.Conv2d(3, 4, 3, padding=1)
+        self.late = nn.Conv2d(4, 4, 3, padding=1)
+        self.after = nn.ReLU()
+        self.fc = nn.Linear(8, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        early = self.early(images)
+        return self.fc(torch.cat([early, self.after(self.late(early))], 1).mean((2, 3)))
+
+
+class Chooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.fc = nn.Linear(4, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.conv(images).mean((2, 3))
+        return self.fc(features if images.sum() > 0 else -features)
+
+
+class Doubles(nn.Module):
+    """Adds its input twice over, side by side: cannot keep the number of channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.ReLU())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.cat([features, features], 1) + self.conv(features)
+
+
+DOUBLES = nn.Sequential(Doubles(3), Doubles(6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 6))
+
+
+class DropsByFunction(nn.Sequential):
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(images), 0.5, self.training)
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "said"),
+    [
+        (plain(), "conv3", ["cut=conv3: Sequential has no such layer", "did you mean 'conv2'?"]),
+        (plain(), "conv1", ["cut=conv1", "nothing comes before it", "cut at one of", "fc2"]),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 6)), "", ["no convolution comes before", "pass cut="]),
+        (Skips(), "", ["what follows after reads earlier layers", "pass cut= one of late, fc"]),
+        (Skips(), "after", ["cut=after", "2 values cross it", "cut at one of late, fc"]),
+        (DOUBLES, "", ["Sequential: 1 changes the shape", "pass cut=1 to begin", "branch= of your own"]),
+        (Chooses(), "", ["cannot follow Chooses.forward", "pass nn.Sequential(trunk, head)"]),
+        (DropsByFunction(*plain()), "", ["something else in training (dropout)", "nn.Dropout"]),
+        (nn.Conv2d(3, 4, 3), "", ["gives (1, 4,", "pass an image classifier"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_named_with_the_next_move(model: nn.Module, cut: str, said: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        nofe.convert(model, HALVES, cut=cut, image_size=32)
+    assert all(words in str(error.value) for words in said), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_reads_no_usual_size_is_asked_for_its_own() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 98 * 98, 6))
+    with pytest.raises(UserError, match="pass image_size="):
+        nofe.convert(model, HALVES)
+    assert nofe.convert(model, HALVES, image_size=100, cut="1")(torch.zeros(1, 3, 100, 100)).shape == (1, 6)
+
+
+def test_a_block_that_is_not_fused_is_named_and_the_network_runs() -> None:
+    import torchvision
+
+    model = torchvision.models.shufflenet_v2_x0_5(num_classes=6).eval()
+    network = nofe.convert(model, HALVES, image_size=32)
+    with pytest.raises(NotFusable, match=r"chunk in block"):
+        fuse(Branches(network.branches()))
+    assert not network.fuse()
+    assert network(some_images()).shape == (3, 6)
+
+
+def test_each_expert_drops_other_images() -> None:
+    """Stochastic depth leaves whole images out of a block."""
+    from timm.layers import DropPath
+
+    layers = [nn.Sequential(DropPath(0.5), nn.Flatten(), nn.Linear(16, 2, bias=False)) for _ in range(2)]
+    for layer in layers:
+        nn.init.ones_(layer[2].weight)
+    outputs = fuse(Branches(layers).train())(torch.ones(32, 1, 4, 4)).view(32, 2, 2)
+    assert set(outputs.unique().tolist()) == {0.0, 32.0}
+    assert not torch.equal(outputs[:, 0], outputs[:, 1])
+
+
+# Names
+
+
+def test_the_name_says_how_large_images_are() -> None:
+    assert (architecture_named("timm:test_resnet").input_size, architecture_named("timm:test_resnet").image_size) == (
+        160,
+        182,
+    )
+    small = architecture_named("timm:test_resnet@48")
+    assert (small.input_size, small.image_size) == (48, 48)
+    vit = architecture_named("timm:vit_tiny_patch16_224@64")
+    with torch.device("meta"):
+        assert vit.trunk()(torch.zeros(1, 3, 64, 64)).shape == (1, 17, 192)
+    assert architecture_named("torchvision:resnet18").input_size == 224
+    run = default_run("timm:test_resnet@48", "folder:x")
+    assert {run.generalist.augmentation, run.experts.augmentation} == {nofe_augmentation(48, 6)}
+    assert default_run("torchvision:resnet18", "folder:x").experts.augmentation == nofe_augmentation(224, 0)
+
+
+def nofe_augmentation(crop: int, padding: int) -> object:
+    from nofe.data.batches import Augmentation
+
+    return Augmentation(crop, padding, mirror=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("timm:resnt18", "did you mean 'resnet18'?"),
+        ("torchvision:convnext_tny", "did you mean 'convnext_tiny'?"),
+        ("timm:resnet18@big", "write NAME@64"),
+        ("python:nowhere_to_be_found", "write python:my_module:my_function"),
+        ("python:nowhere_to_be_found:net", "pass --trust-code"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_next_move(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=r"architecture '" + name) as error:
+        architecture_named(name)
+    assert said in str(error.value)
+
+
+def test_a_library_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match="pip install timm"):
+        architecture_named("timm:resnet26")
+
+
+def test_code_that_a_folder_names_is_not_run_until_the_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_net_of_mine.py").write_text(
+        "from torch import nn\n"
+        "def net(classes):\n"
+        "    pool = nn.AdaptiveAvgPool2d(1)\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), pool, nn.Flatten(), nn.Linear(4, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(zoo, "_trusted", set())
+    name = "python:a_net_of_mine:net"
+    with pytest.raises(UserError, match="--trust-code"):
+        architecture_named(name)
+    assert "a_net_of_mine" not in sys.modules
+    zoo.trust(name)
+    try:
+        assert architecture_named(name).classifier(5)(some_images()).shape == (3, 5)
+    finally:
+        sys.modules.pop("a_net_of_mine", None)
+        architecture_named.cache_clear()
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("resnet18-cifar", 11_220_132), ("wrn-28-10", 36_536_884)])
+def test_the_networks_for_small_images_have_the_published_sizes(name: str, parameters: int) -> None:
+    with torch.device("meta"):
+        assert parameter_count(architecture_named(name).classifier(100)) == parameters
+        assert architecture_named(name).classifier(100)(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+
+
+def test_a_network_of_the_paper_keeps_its_cut() -> None:
+    with pytest.raises(UserError, match="the paper's own cut"):
+        architecture_named("vgg11-c100", "conv3_1")
+
+
+# Width and size
+
+
+def test_width_scales_what_nothing_outside_depends_on() -> None:
+    half = with_branch_width(adapted(plain, "plain", 32), 0.5).branch(5)
+    assert half.block.conv2.weight.shape == (4, 8, 3, 3)
+    assert half.tail.fc1.weight.shape == (32, 16)
+    assert half.tail.fc2.weight.shape == (5, 32)
+    assert half(torch.zeros(2, 8, 2, 2)).shape == (2, 5)
+
+
+NARROWED = [
+    "timm:test_resnet@32", "timm:mobilenetv3_small_050@32", "timm:test_convnext@32", "timm:regnety_002@32",
+    "vgg11-c100", "resnet18-cifar",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NARROWED)
+def test_narrow_branches_are_smaller_and_run_fused(name: str) -> None:
+    torch.manual_seed(0)
+    whole = architecture_named(name)
+    narrow = with_branch_width(whole, 0.5)
+    with torch.device("meta"):
+        full = parameter_count(whole.branch(3))
+    branches = Branches([narrow.branch(size) for size in (3, 2)])
+    assert parameter_count(branches[0]) < 0.8 * full
+    with torch.device("meta"):
+        features = torch.empty(whole.trunk_of_experts().eval()(torch.zeros(4, 3, 32, 32)).shape)
+    given = torch.randn(features.shape)
+    for module in branches.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    expected = branches.train()(given)
+    again = fuse(branches.train())(given)
+    torch.testing.assert_close(again, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_limit_on_parameters_is_kept_and_used() -> None:
+    whole = sizes_of(architecture_named("timm:test_resnet@32"), 10, 4, 32)["experts"].parameters
+    for limit in (whole, 800_000, 600_000):
+        architecture = architecture_with("timm:test_resnet@32", AdaptConfig(parameters=limit), 10, 4)
+        specialties = Specialties(np.repeat(np.arange(4), balanced_sizes(10, 4)))
+        total = parameter_count(plant_experts(architecture, specialties))
+        assert 0.85 * limit < total <= limit
+    with pytest.raises(UserError, match=r"parameters=400,000: .* at the least, 372,688 of them in the trunk"):
+        architecture_with("timm:test_resnet@32", AdaptConfig(parameters=400_000), 10, 4)
+    with pytest.raises(UserError, match="give one of the two"):
+        AdaptConfig(parameters=10, branch_width=0.5)
+
+
+def test_sizes_are_counted_by_hand() -> None:
+    """conv1 on 32 x 32, conv2 on 8 x 8, both of 9 places; then two linear layers."""
+    with torch.device("meta"):
+        counted = size_of(plain(), 32)
+    assert counted.multiplications == 32 * 32 * 27 * 4 + 8 * 8 * 36 * 8 + 32 * 64 + 64 * 6
+    assert counted.parameters == (27 * 4 + 4) + 8 + (36 * 8 + 8) + (32 * 64 + 64) + (64 * 6 + 6)
+    sizes = sizes_of(adapted(plain, "plain", 32), 6, 2, 32)
+    trunk = 32 * 32 * 27 * 4 + 8 * 8 * 36 * 8
+    assert sizes["experts"].multiplications == trunk + 2 * (2 * 2 * 72 * 8 + 32 * 64 + 64 * 3)
+    assert sizes["base"] == counted
+
+
+# Weights
+
+
+def test_what_the_data_side_feeds_becomes_what_imagenet_networks_read() -> None:
+    """The mean is taken off by the data side, the spread by the network."""
+    mean, std = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    pixels = torch.randint(256, (2, 3, 8, 8)).float()
+    fed = pixels - 255 * mean
+    torch.testing.assert_close(InputScale((0.229, 0.224, 0.225))(fed), (pixels / 255 - mean) / std)
+    trunk = architecture_named("timm:test_resnet@32").trunk()
+    assert next(iter(dict(trunk.named_children()).values())).std == timm.get_pretrained_cfg("test_resnet").std
+    assert "input_scale" not in " ".join(trunk.state_dict())
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_weights_of_a_file(tmp_path: Path, suffix: str) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("test_convnext", num_classes=11)
+    file = tmp_path / f"weights{suffix}"
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if suffix == ".pth":
+        torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, file)
+    else:
+        safetensors.torch.save_file(state, file)
+    architecture = architecture_named("timm:test_convnext@32")
+    generalist = architecture.classifier(3)
+    start_from(generalist, read_weights(str(file), architecture.name), architecture, str(file))
+    for name, tensor in generalist.trunk.state_dict().items():
+        assert torch.equal(tensor, state[name])
+    assert torch.equal(generalist.head.head.norm.weight, state["head.norm.weight"])
+    assert generalist.head.head.fc.weight.shape == (3, 64)
+    other = architecture_named("timm:test_resnet@32")
+    with pytest.raises(UserError, match="name weights of the same network"):
+        start_from(other.classifier(3), read_weights(str(file), other.name), other, str(file))
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("code in a file of weights was run",)
+
+
+def test_a_file_of_weights_cannot_run_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bomb.pth"
+    torch.save({"weight": Bomb()}, file)
+    with pytest.raises(UserError, match="cannot be read as tensors alone"):
+        read_weights(str(file), "small")
+    (tmp_path / "bare.pth").write_bytes(pickle.dumps(Bomb(), protocol=2))
+    with pytest.raises(UserError, match="cannot be read as tensors alone"):
+        read_weights(str(tmp_path / "bare.pth"), "small")
+    assert "was run" not in capsys.readouterr().out
+
+
+def test_weights_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_weights(str(tmp_path / "none.safetensors"), "small")
+    with pytest.raises(UserError, match="nobody has trained small"):
+        read_weights("pretrained", "small")
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(timm, "create_model", unreachable)
+    with pytest.raises(UserError, match=r"no route to host\); fetch them elsewhere .* --weights FILE"):
+        read_weights("pretrained", "timm:test_resnet")
+
+
+def test_a_frozen_trunk_does_not_learn_and_keeps_its_statistics() -> None:
+    from nofe.architectures.caffe import counting_steps_together
+
+    torch.manual_seed(0)
+    network = plant_experts(architecture_named("small"), HALVES)
+    network.freeze_trunk()
+    network.fuse()
+    network.train()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.1)
+    with counting_steps_together(network) as taken:
+        network(some_images(8)).logsumexp(1).sum().backward()
+        optimizer.step()
+        taken[0] += 1
+    after = network.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items() if name.startswith("trunk."))
+    changed = [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
+    assert {"experts.0.bn4.running_mean", "experts.1.conv4.weight"} <= set(changed)

@@ -1,0 +1,184 @@
+"""Every kernel is the same function; the choice among them is made once, is remembered, and changes nothing else."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_fused import BALANCED, FEATURES, RAGGED, pair
+from torch import Tensor, nn
+
+from nofe.experts import kernels
+from nofe.experts.branches import Branches
+from nofe.experts.fused import FusedExperts
+from nofe.experts.kernels import KERNELS, Choices, choose_kernels, kernels_of, pin_kernels
+from nofe.experts.network import NetworkOfExperts
+from nofe.experts.stacked import StackedLayer
+from nofe.training.runtime import Runtime, make_runtime
+
+CPU = Runtime(torch.device("cpu"))
+
+
+def step(network: NetworkOfExperts, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Everything that a training step computes, by its name on disk."""
+    network.train()
+    network.zero_grad()
+    given = features.clone().requires_grad_()
+    logits = network(given)
+    nn.functional.cross_entropy(logits, labels).backward()
+    gradients = network.to_disk({name: parameter.grad for name, parameter in network.named_parameters()})
+    return {"logits": logits.detach(), "to trunk": given.grad, **gradients} | {
+        f"saved {name}": tensor.clone() for name, tensor in network.state_dict().items()
+    }
+
+
+def layers_of(network: NetworkOfExperts) -> list[StackedLayer]:
+    return [module for module in network.modules() if isinstance(module, StackedLayer)]
+
+
+@pytest.mark.parametrize("sizes", [BALANCED, RAGGED], ids=["balanced", "ragged"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_candidate_of_every_layer_is_the_reference(name: str, sizes: list[int]) -> None:
+    features = torch.randn(3, *FEATURES[name], dtype=torch.float64)
+    labels = torch.randint(sum(sizes), (3,))
+    reference, _ = pair(name, sizes)
+    expected = step(reference, features, labels)
+    _, counted = pair(name, sizes)
+    most = max(len(layer.candidates()) for layer in layers_of(counted))
+    for number in range(most):
+        _, fused = pair(name, sizes)
+        for layer in layers_of(fused):
+            candidates = layer.candidates()
+            layer.use(*candidates[number % len(candidates)])
+        found = step(fused, features, labels)
+        assert found.keys() == expected.keys()
+        for what, tensor in expected.items():
+            torch.testing.assert_close(found[what], tensor, msg=lambda text, what=what: f"{what}: {text}")
+
+
+def test_candidates_cover_what_there_is_to_choose_from() -> None:
+    _, fused = pair("nin-c100", BALANCED)
+    by_layer = {kernel for layer in layers_of(fused) for kernel, _ in layer.candidates()}
+    assert by_layer == set(KERNELS)
+    layouts = {layout for layer in layers_of(fused) for _, layout in layer.candidates()}
+    assert layouts == {"last", "first"}
+
+
+def experts_of(name: str) -> FusedExperts:
+    _, fused = pair(name, RAGGED)
+    assert isinstance(fused.experts, FusedExperts)
+    return fused.experts
+
+
+def test_measured_once_and_remembered_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = torch.randn(2, *FEATURES["vgg11-c100"], dtype=torch.float64)
+    file = tmp_path / "cache" / "kernels.json"
+    first = experts_of("vgg11-c100")
+    made = choose_kernels(first, features, CPU, training=True, remembered=Choices(file))
+    assert len(made) == len(json.loads(file.read_text())) == len(kernels_of(first))
+    monkeypatch.setattr(kernels, "_fastest", lambda *_: pytest.fail("measured twice"))
+    again = experts_of("vgg11-c100")
+    remembered = Choices(file, json.loads(file.read_text()))
+    assert choose_kernels(again, features, CPU, training=True, remembered=remembered) == made
+    assert kernels_of(again) == kernels_of(first)
+
+
+def test_known_choices_go_before_remembered_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a resumed run computes the same bits, whatever the user's file says by now."""
+    features = torch.randn(2, *FEATURES["small"], dtype=torch.float64)
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[-1])
+    remembered = Choices()
+    made = choose_kernels(experts_of("small"), features, CPU, training=True, remembered=remembered)
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: next(iter(steps)))
+    remembered.chosen.clear()
+    resumed = experts_of("small")
+    assert choose_kernels(resumed, features, CPU, training=True, known=made, remembered=remembered) == made
+    assert set(kernels_of(resumed).values()) == set(made.values())
+    assert not remembered.chosen
+
+
+def test_a_choice_depends_on_pass_shape_and_precision() -> None:
+    keys: set[str] = set()
+    for shape, training, precision in [(2, True, "fp32"), (3, True, "fp32"), (2, False, "fp32"), (2, False, "bf16")]:
+        features = torch.randn(shape, *FEATURES["small"])
+        experts = experts_of("small").float()
+        runtime = Runtime(torch.device("cpu"), precision)
+        made = choose_kernels(experts, features, runtime, training=training, remembered=Choices())
+        assert not keys & made.keys()
+        keys |= made.keys()
+
+
+def test_choosing_changes_no_weight_no_statistic_and_draws_nothing() -> None:
+    _, network = pair("vgg11-c100", RAGGED)
+    network.train()
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    generator = torch.get_rng_state()
+    network.choose_kernels((2, *FEATURES["vgg11-c100"]), CPU, training=True)
+    assert network.training
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_nothing_is_measured_where_it_may_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_fastest", lambda *_: pytest.fail("measured"))
+    _, network = pair("small", BALANCED)
+    shape = (2, *FEATURES["small"])
+    assert network.double().choose_kernels(shape, CPU, training=False, may_measure=False) == {}
+    for kernel in KERNELS:
+        network.choose_kernels(shape, dataclasses.replace(CPU, kernels=kernel), training=True)
+        assert kernels_of(network.experts)["fc"] == kernel  # type: ignore[arg-type]
+
+
+def test_the_reference_runs_where_it_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[-1])
+    monkeypatch.setattr(kernels, "_of_this_user", {})
+    monkeypatch.setattr(kernels, "cache_folder", lambda: Path("/nowhere/nofe"))
+    reference, network = pair("small", RAGGED)
+    made = network.choose_kernels((2, *FEATURES["small"]), CPU, training=True)
+    assert isinstance(network.experts, Branches)
+    assert list(made.values())[-1] == kernels.BRANCHES
+    features = torch.randn(2, *FEATURES["small"], dtype=torch.float64)
+    torch.testing.assert_close(network.eval()(features), reference.eval()(features))
+
+
+def test_the_chosen_layout_outlives_a_move_of_the_network() -> None:
+    experts = experts_of("vgg11-c100")
+    for layer in (module for module in experts.modules() if isinstance(module, StackedLayer)):
+        if layer.layouts:
+            layer.use("together", "first")
+            experts.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            assert layer.weight.is_contiguous()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1}'])
+def test_a_damaged_file_of_choices_is_made_again(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOFE_CACHE", str(tmp_path))
+    (tmp_path / kernels.FILE).write_text(content)
+    features = torch.randn(2, *FEATURES["small"], dtype=torch.float64)
+    made = choose_kernels(experts_of("small"), features, CPU, training=True)
+    stored = json.loads((tmp_path / kernels.FILE).read_text())
+    assert sorted(stored.values()) == sorted(made.values())
+
+
+def test_compiled_code_follows_a_pinned_kernel() -> None:
+    reference, fused = pair("small", RAGGED)
+    assert isinstance(fused.experts, FusedExperts)
+    features = torch.randn(2, *FEATURES["small"], dtype=torch.float64)
+    expected = reference.eval()(features)
+    fused.eval()
+    for kernel in KERNELS:
+        pin_kernels(fused.experts, kernel)
+        compiled = torch.compile(fused, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(features), expected)
+
+
+def test_an_unknown_kernel_is_refused() -> None:
+    from nofe.errors import UserError
+
+    with pytest.raises(UserError, match=r"--kernels fast: unknown; choose one of measure"):
+        make_runtime("cpu", kernels="fast")

@@ -1,0 +1,147 @@
+"""Networks of other libraries and of the user's own, through the whole pipeline and the command line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+
+import nofe
+from nofe.architectures import architecture_named, zoo
+from nofe.architectures.options import architecture_with
+from nofe.config import with_settings
+from nofe.data import Dataset
+from nofe.recipes import default_run
+from nofe.reuse import stage_keys
+from test_cli import answered, refusal, write_animals
+
+SHORT = {
+    "generalist.epochs": 2,
+    "experts.epochs": 1,
+    "generalist.batch": 32,
+    "experts.batch": 32,
+    "generalist.confusion_images": 80,
+    "generalist.rate": 0.01,
+    "experts.rate": 0.01,
+}
+AS_OPTIONS = [option for name, value in SHORT.items() for option in ("--set", f"{name}={value}")]
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    model = timm.create_model("test_resnet")
+    with torch.no_grad():
+        model.train()(torch.randn(8, 3, 32, 32))  # statistics that are not those of the start
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    return tmp_path / "weights.safetensors"
+
+
+def test_base_and_generalist_start_from_the_weights_and_a_frozen_trunk_keeps_them(
+    dataset: Dataset, tmp_path: Path, weights: Path
+) -> None:
+    settings = SHORT | {"adapt.weights": str(weights), "adapt.frozen_trunk": True}
+    nofe.train(tmp_path / "run", dataset, "timm:test_resnet@32", 2, settings=settings, device="cpu", quiet=True)
+    given = safetensors.torch.load_file(weights)
+    for file in ("base", "generalist", "network"):
+        saved = safetensors.torch.load_file(tmp_path / "run" / f"{file}.safetensors")
+        trunk = {name.removeprefix("trunk."): tensor for name, tensor in saved.items() if name.startswith("trunk.")}
+        assert trunk.keys() == {name for name in given if not name.startswith("fc.")}
+        assert all(torch.equal(tensor, given[name]) for name, tensor in trunk.items())
+
+
+def test_a_trunk_that_is_not_frozen_learns_from_where_the_weights_are(
+    dataset: Dataset, tmp_path: Path, weights: Path
+) -> None:
+    settings = SHORT | {"adapt.weights": str(weights), "experts.rate": 1e-9, "base.by": "none", "generalist.rate": 1e-9}
+    nofe.train(tmp_path / "run", dataset, "timm:test_resnet@32", 2, settings=settings, device="cpu", quiet=True)
+    given = safetensors.torch.load_file(weights)
+    saved = safetensors.torch.load_file(tmp_path / "run" / "network.safetensors")
+    torch.testing.assert_close(saved["trunk.conv1.0.weight"], given["conv1.0.weight"])
+    norms = [
+        name for name in given if name.endswith("running_mean") and not torch.equal(saved[f"trunk.{name}"], given[name])
+    ]
+    assert norms
+
+
+@pytest.mark.parametrize("options", [{}, {"adapt.cut": "layer4"}, {"adapt.parameters": 600_000}], ids=str)
+def test_a_finished_run_is_loaded_as_it_was_trained(
+    dataset: Dataset, tmp_path: Path, options: dict[str, object]
+) -> None:
+    settings = SHORT | options | {"base.by": "none"}
+    summary = nofe.train(
+        tmp_path / "run", dataset, "timm:test_resnet@32", 2, settings=settings, device="cpu", quiet=True
+    )
+    network = nofe.load(tmp_path / "run")
+    with torch.inference_mode():
+        logits = network(network.preprocess(torch.from_numpy(dataset.test.images)))
+    accuracy = float((logits.argmax(1).numpy() == dataset.test.labels).mean())
+    assert accuracy == summary["networks"]["experts"]["accuracy"]
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert parameters == summary["networks"]["experts"]["parameters"]
+    assert parameters <= options.get("adapt.parameters", parameters)  # type: ignore[operator]
+    assert (len([name for name in network.trunk.state_dict() if "layer4" in name]) == 0) == ("adapt.cut" in options)
+
+
+def test_a_network_of_the_users_own_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    animals = write_animals(tmp_path / "animals")
+    (tmp_path / "my_net.py").write_text(
+        "from torch import nn\n"
+        "def net(classes):\n"
+        "    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]\n"
+        "    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(zoo, "_trusted", set())
+    options = ["--dataset", f"folder:{animals}", "--architecture", "python:my_net:net", "--experts", "2", *AS_OPTIONS]
+    said = answered("train", *options, "--set", "experts.batch=8", "--set", "generalist.batch=8", "--device", "cpu")
+    # 32 x 32 places x 27 numbers x 8 channels and 8 x 4 logits; a branch reads 8 channels, and has 2 logits.
+    base, experts = 32 * 32 * 27 * 8 + 8 * 4, 32 * 32 * 27 * 8 + 2 * (32 * 32 * 72 * 8 + 8 * 2)
+    assert f"{base / 1e6:,.1f} million" in said
+    assert f"{experts / 1e6:,.1f} million" in said
+    assert said.index("multiplications") < said.index("epoch")
+    run = Path("runs") / "folder-python-my_net-net-k2"
+    assert (run / "report.html").exists()
+    # Another process knows nothing of what this one was told.
+    sys.modules.pop("my_net")
+    monkeypatch.setattr(zoo, "_trusted", set())
+    forget_architectures()
+    assert "--trust-code" in refusal("evaluate", run)
+    assert "my_net" not in sys.modules
+    assert "top-1" in answered("evaluate", run, "--trust-code")
+    sys.modules.pop("my_net")
+    forget_architectures()
+
+
+def forget_architectures() -> None:
+    architecture_named.cache_clear()
+    architecture_with.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--cut", "layer9", "--architecture", "timm:test_resnet@32"], "timm:test_resnet@32 has no such layer"),
+        (["--cut", "conv4", "--architecture", "small"], "the paper's own cut"),
+        (["--branch-width", "0"], "adapt.branch_width=0.0: out of range"),
+        (["--parameters", "1000"], "parameters=1,000: small with 10 experts has"),
+        (["--pretrained"], "nobody has trained small"),
+        (["--pretrained", "--weights", "x.pth"], "two sources of weights"),
+        (["--weights", "nowhere.safetensors"], "no such file"),
+        (["--architecture", "timm:nothing_like_it"], "timm has no such model"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_before_anything_is_trained(options: list[str], said: str, tmp_path: Path) -> None:
+    assert said in refusal("train", *options, "--out", tmp_path / "run", "--device", "cpu")
+    assert not (tmp_path / "run" / "config.json").exists()  # so that the corrected command may use the folder
+
+
+def test_another_run_shares_the_stages_that_its_options_leave_as_they_are() -> None:
+    def keys(*settings: str) -> dict[str, str]:
+        return stage_keys(with_settings(default_run("timm:test_resnet@32"), settings))
+
+    plain, narrow, frozen = keys(), keys("adapt.branch_width=0.5"), keys("adapt.frozen_trunk=true")
+    assert {stage for stage in plain if plain[stage] == narrow[stage]} == {"base", "generalist"}
+    assert not [stage for stage in plain if plain[stage] == frozen[stage]]

@@ -1,0 +1,138 @@
+"""A frozen network gives the answers of the network in evaluation mode, with its weights of now."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nofe.architectures import ARCHITECTURES, architecture_named
+from nofe.architectures.caffe import BatchNorm2d
+from nofe.architectures.folding import convolutions_with_norms
+from nofe.experts.network import plant_experts
+from nofe.frozen import FrozenNetwork, frozen
+from nofe.specialties import Specialties
+from nofe.training.runtime import Runtime
+
+CPU = Runtime(torch.device("cpu"))
+RAGGED = Specialties(np.repeat(np.arange(3), [2, 4, 3]))
+SMALL_NETWORKS = [name for name in ARCHITECTURES if name != "alexnet-caffe"]
+
+
+def network_of(name: str, kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    architecture = architecture_named(name)
+    if kind == "base":
+        return architecture.classifier(9)
+    network = plant_experts(architecture, RAGGED)
+    if kind == "fused":
+        assert network.fuse()
+    return network
+
+
+def images_for(name: str, count: int = 5) -> Tensor:
+    size = architecture_named(name).input_size
+    return 60 * torch.randn(count, 3, size, size)
+
+
+def trained_a_little(network: nn.Module, images: Tensor) -> None:
+    """So that batch norm has statistics, and a scale and a shift that do something."""
+    network.train()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter) * parameter.abs().mean().clamp(min=1e-3))
+        for _ in range(2):
+            network(images)
+
+
+def answers(network: nn.Module, images: Tensor) -> Tensor:
+    twin = copy.deepcopy(network).eval()
+    with torch.no_grad():
+        return twin(images)
+
+
+@pytest.mark.parametrize("kind", ["base", "branches", "fused"])
+@pytest.mark.parametrize("name", SMALL_NETWORKS)
+def test_the_answers_are_the_networks_own(name: str, kind: str) -> None:
+    network, images = network_of(name, kind), images_for(name)
+    trained_a_little(network, images)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    expected = answers(network, images)
+    found = FrozenNetwork(network, CPU, len(images), images.shape[-1])(images)
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * scale)
+    assert network.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["base", "branches", "fused"])
+@pytest.mark.parametrize("name", ["small", "resnet56-c100"])
+def test_every_batch_norm_is_folded(name: str, kind: str) -> None:
+    network = network_of(name, kind)
+    norms = {path for path, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    assert {pair.norm for pair in convolutions_with_norms(network)} == norms
+
+
+@pytest.mark.parametrize("kind", ["base", "branches", "fused"])
+def test_what_was_prepared_follows_the_training(kind: str) -> None:
+    network, images = network_of("small", kind), images_for("small")
+    first = frozen(network, CPU, len(images), 32)
+    first(images)
+    for _ in range(2):
+        trained_a_little(network, images)
+        again = frozen(network, CPU, len(images), 32)
+        assert again is first
+        torch.testing.assert_close(again(images), answers(network, images), rtol=1e-3, atol=1e-3)
+
+
+def test_batches_of_any_size_answer_alike() -> None:
+    """Also where passes have one shape each, as when they are compiled or captured."""
+    network, images = network_of("small", "fused"), images_for("small", 11)
+    trained_a_little(network, images)
+    expected = answers(network, images)
+    for runtime in (CPU, dataclasses.replace(CPU, compile=True)):
+        ready = FrozenNetwork(network, CPU, 11, 32)
+        ready._runtime = runtime  # the shapes of compiled passes, without waiting for a compiler
+        for count in (1, 2, 3, 7, 8, 11):
+            torch.testing.assert_close(ready(images[:count]), expected[:count], rtol=1e-3, atol=1e-3)
+
+
+class Unfollowable(nn.Module):
+    """Branches on a value, and calls one norm twice: neither may be folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), BatchNorm2d(4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.norm(self.conv(images))
+        return self.norm(maps if maps.sum() > 0 else -maps).mean((2, 3))
+
+
+class Shared(Unfollowable):
+    """The convolution is read twice."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.conv(images)
+        return (self.norm(maps) + maps).mean((2, 3))
+
+
+@pytest.mark.parametrize("kind", [Unfollowable, Shared])
+def test_what_cannot_be_folded_runs_all_the_same(kind: type[nn.Module]) -> None:
+    network, images = kind(), torch.randn(3, 3, 8, 8)
+    trained_a_little(network, images)
+    assert convolutions_with_norms(network) == []
+    torch.testing.assert_close(FrozenNetwork(network, CPU, 3, 8)(images), answers(network, images))
+
+
+def test_a_network_that_is_gone_leaves_nothing_behind() -> None:
+    import gc
+    import weakref
+
+    network = network_of("small", "base")
+    prepared = weakref.ref(frozen(network, CPU, 4, 32))
+    del network
+    gc.collect()
+    assert prepared() is None
