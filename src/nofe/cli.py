@@ -360,9 +360,12 @@ def bench_data(
     rounds: Annotated[int, typer.Option(min=1, help="Medians are taken over them.")] = 3,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one a core.")] = 0,
     device: Device = "auto",
-    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON, too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to keep the figures; by default benchmarks/results/DEVICE/.")
+    ] = None,
 ) -> None:
     """Images a second of reading, decoding, resizing, copying and augmenting, and which of them is the limit."""
+    from nofe.bench import folder_of
     from nofe.bench_data import data_in_words, measure_data
     from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
@@ -370,8 +373,10 @@ def bench_data(
     runtime = make_runtime(device, workers=workers)
     measured = measure_data(dataset, architecture, runtime, batch=batch, images=images, rounds=rounds)
     print(data_in_words(measured))
-    if out is not None:
-        write_atomically(out, (json.dumps(measured, indent=1) + "\n").encode())
+    kind = dataset.partition(":")[0]
+    out = out or Path("benchmarks/results") / folder_of(runtime) / f"data-{kind}.json"
+    write_atomically(out, (json.dumps(measured, indent=1) + "\n").encode())
+    print(f"\nwrote {out}")
 
 
 @app.command()

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from conftest import small_dataset, small_run
 from nofe.data import list_images
-from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
+from nofe.data.batches import Augmentation, Batches, DeviceImages, EpochPlan, pixel_mean
 from nofe.data.dataset import Dataset
 from nofe.data.folder import load_listing
 from nofe.data.pack import PackSettings, listing_of_arrays, pack
@@ -83,6 +84,27 @@ def test_batches_are_those_of_resident_images_bit_for_bit(
             assert found.steps_per_epoch == expected.steps_per_epoch == 3
             for epoch, steps in ((0, range(3)), (1, range(1)), (1, range(1, 3)), (4, range(2, 3)), (0, range(3))):
                 assert equal(epoch_of(found, epoch, steps), epoch_of(expected, epoch, steps)), (ranks, rank, epoch)
+
+
+def test_images_that_a_plan_mixes_in_are_fed_too(resident: Dataset, stored: Dataset) -> None:
+    on_cpu, on_disk = both(resident, stored)
+    batches = batches_over(on_disk, KINDS[0], batch=16, seed=0, stage="base", rank=1, ranks=2)
+    partner = np.random.default_rng(0).permutation(80)
+
+    drawn = batches.plan
+
+    def mixing(epoch: int) -> EpochPlan:
+        plan = drawn(epoch)
+        batches._current = SimpleNamespace(order=plan.order, partner=partner)
+        return plan
+
+    batches.plan = mixing
+    batches.begin(0, 2)
+    batches.feed()
+    visits = np.arange(2 * 16 + 8, 3 * 16)
+    for looked_at in (visits, partner[visits]):
+        index = torch.from_numpy(batches._current.order[looked_at])
+        assert torch.equal(batches.images.centred(index), on_cpu.centred(index))
 
 
 def test_an_epoch_can_be_rewound(resident: Dataset, stored: Dataset) -> None:
