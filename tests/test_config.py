@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 import typing
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -48,6 +49,7 @@ def another(path: str, kind: Any, value: Any) -> Any:
         int: lambda: value + 1,
         float: lambda: value / 2 + 0.125,
         bool: lambda: not value,
+        bool | None: lambda: not value,
         str: lambda: value + "x",
     }[kind]()
 
@@ -61,7 +63,7 @@ def refusal(*settings: str) -> str:
 
 def test_there_is_a_field_of_every_kind() -> None:
     kinds = {typing.get_origin(kind) or kind for _, kind, _ in FIELDS}
-    assert kinds == {int, float, bool, str, tuple, Literal}
+    assert kinds == {int, float, bool, str, tuple, Literal, types.UnionType}
     assert len(FIELDS) > 40
 
 

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nofe.architectures import architecture_named
 from nofe.architectures.zoo import trust
 from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
+from nofe.data.pairs import Pairs, dataset_of_pairs
 from nofe.pipeline import train as run_pipeline
 from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
 from nofe.training.progress import Silent, progress_for_this_output
@@ -38,7 +40,7 @@ def configure(
 
 def train(
     out: Path | str,
-    dataset: str | Dataset = DEMO_DATASET,
+    dataset: str | Dataset | Pairs | tuple[Pairs, Pairs] = DEMO_DATASET,
     architecture: str = DEMO_ARCHITECTURE,
     experts: int | None = None,
     *,
@@ -54,23 +56,30 @@ def train(
     capture: bool | None = None,
     checkpoint_seconds: float = 0.0,
     sync_batch_norm: bool = False,
+    workers: int = 0,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train base, generalist and network of experts in the folder `out`; returns the summary of the run.
 
-    `dataset` and `recipe` are names (see `nofe list`), or `dataset` a `nofe.Dataset` in memory. Load the result with
-    `nofe.load(out)`.
+    `dataset` and `recipe` are names (see `nofe list`); `dataset` may be a `nofe.Dataset` in memory, too, or a Python
+    data set of (image, label) pairs, such as torchvision's, or one for training and one for testing. Load the result
+    with `nofe.load(out)`.
     In a script that torchrun starts, its processes train together, and each has the summary.
     """
-    name = dataset if isinstance(dataset, str) else dataset.name
+    name = dataset if isinstance(dataset, str) else _name_of(dataset)
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe)
+    if not isinstance(dataset, str | Dataset):
+        parts = dataset if isinstance(dataset, tuple) else (dataset, None)
+        size = architecture_named(architecture).image_size
+        dataset = dataset_of_pairs(*parts, image_size=size, name=name, hold_out=config.data.test, seed=config.data.seed)
     with launched_runtime(
         device,
         compile=compile,
         capture=capture,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
+        workers=workers,
     ) as runtime:
         return run_pipeline(
             config,
@@ -80,3 +89,9 @@ def train(
             progress=Silent() if quiet else progress_for_this_output(),
             dataset=None if isinstance(dataset, str) else dataset,
         )
+
+
+def _name_of(dataset: Dataset | Pairs | tuple[Pairs, Pairs]) -> str:
+    if isinstance(dataset, Dataset):
+        return dataset.name
+    return type(dataset[0] if isinstance(dataset, tuple) else dataset).__name__

@@ -28,7 +28,9 @@ DataRoot = Annotated[Path | None, typer.Option(help="Where data sets lie, or are
 
 @app.command()
 def train(
-    dataset: Annotated[str | None, typer.Option(help="glyphs, cifar100, cifar10 or folder:PATH.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="glyphs, cifar100, folder:PATH, shards:PATH ...; see nofe list.")
+    ] = None,
     data_root: DataRoot = None,
     architecture: Annotated[str | None, typer.Option(help="See nofe list.")] = None,
     recipe: Annotated[str | None, typer.Option(help="How all networks are trained; see nofe list.")] = None,
@@ -59,6 +61,7 @@ def train(
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
     kernels: Annotated[str, typer.Option(help="measure, together, loop, product or branches.")] = "measure",
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0 is one a core.")] = 0,
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm/--no-sync-batch-norm", help="Over the images of all ranks.")
     ] = False,
@@ -97,6 +100,7 @@ def train(
         kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
+        workers=workers,
     ) as runtime:
         ranks = runtime.ranks
         config, folder = ranks.first(lambda: _configured(given, set_ or [], out, resume, ranks))
@@ -251,7 +255,46 @@ def list_() -> None:
 
 
 @app.command()
+def pack(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A data set, see nofe list; or a folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DEST", help="Where shards and manifest go.")],
+    size: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images stay so.")] = 256,
+    square: Annotated[bool, typer.Option("--square", help="Keep the middle square alone.")] = False,
+    quality: Annotated[int, typer.Option(help="Of the JPEGs, 1 to 100.")] = 90,
+    shard_megabytes: Annotated[float, typer.Option(help="At most so much in a shard.")] = 256.0,
+    workers: Annotated[int, typer.Option(help="Processes; 0 is one a core.")] = 0,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
+    test: Annotated[str, typer.Option(help="Part held out where SRC has no test images.")] = "0.2",
+    seed: Annotated[int, typer.Option(help="Draws them.")] = 0,
+    data_root: Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")] = Path("data"),
+) -> None:
+    """Write any images as shards of small JPEGs, once. The same command again goes on after an interruption."""
+    from nofe.data.pack import PackSettings, listing_of
+    from nofe.data.pack import pack as write_shards
+    from nofe.data.workers import Workers
+    from nofe.training.progress import counting
+
+    settings = PackSettings(size, square, quality, shard_megabytes)
+    listing = listing_of(source, root=data_root, test=test, seed=seed)
+    with counting("pack", sum(map(len, listing.parts.values()))) as advance:
+        manifest = write_shards(
+            listing, folder, settings, Workers(workers), skip_unreadable=skip_unreadable, advance=advance
+        )
+    counts = ", ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
+    left_out = sum(manifest["unreadable"].values())
+    print(
+        f"{folder}: {counts} images in {len(manifest['shards'])} shards, {left_out:,} unreadable; "
+        f"nofe train --dataset shards:{folder}"
+    )
+
+
+bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
 def bench(
+    context: typer.Context,
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
     experts: Annotated[list[int], typer.Option(help="K; repeatable.")] = [10],  # noqa: B006
     classes: Annotated[list[int] | None, typer.Option(help="C; repeatable; 100, for the update 1,000.")] = None,
@@ -272,7 +315,9 @@ def bench(
         Path | None, typer.Option(help="Where to keep the table; by default benchmarks/results/DEVICE/.")
     ] = None,
 ) -> None:
-    """Time base and experts side by side: training steps, inference, and updates of the specialties."""
+    """Time base and experts side by side: steps, inference, updates. `bench data` times the way of the images."""
+    if context.invoked_subcommand is not None:
+        return
     from nofe import bench as benchmark
     from nofe.architectures.zoo import trust
     from nofe.report.growth import growth_svg
@@ -313,6 +358,34 @@ def bench(
     if grow is not None:
         write_atomically(out.with_suffix(".svg"), growth_svg(table, grow))
     print(f"\nwrote {out}" + (f" and {out.with_suffix('.svg').name}" if grow else ""))
+
+
+@bench_app.command("data")
+def bench_data(
+    dataset: Annotated[str, typer.Option(help="folder:PATH, shards:PATH or hf:PATH.")],
+    architecture: Annotated[str, typer.Option(help="Whose image size to bring them to.")] = "alexnet-caffe",
+    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 128,
+    images: Annotated[int, typer.Option(min=1, help="How many to look at, drawn from the training images.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="Medians are taken over them.")] = 3,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one a core.")] = 0,
+    device: Device = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to keep the figures; by default benchmarks/results/DEVICE/.")
+    ] = None,
+) -> None:
+    """Images a second of reading, decoding, resizing, copying and augmenting, and which of them is the limit."""
+    from nofe.bench import folder_of
+    from nofe.bench_data import data_in_words, measure_data
+    from nofe.runs import write_atomically
+    from nofe.training.runtime import make_runtime
+
+    runtime = make_runtime(device, workers=workers)
+    measured = measure_data(dataset, architecture, runtime, batch=batch, images=images, rounds=rounds)
+    print(data_in_words(measured))
+    kind = dataset.partition(":")[0]
+    out = out or Path("benchmarks/results") / folder_of(runtime) / f"data-{kind}.json"
+    write_atomically(out, (json.dumps(measured, indent=1) + "\n").encode())
+    print(f"\nwrote {out}")
 
 
 @app.command()

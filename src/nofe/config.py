@@ -30,6 +30,8 @@ class DataConfig:
     seed: int = 0  # of data that is made, not read
     hold_out: float = 0.0  # test on this part of the training images instead of the test images, to choose by
     skip_unreadable: bool = False
+    test: str = "0.2"  # where the data has no test part: a part of the training images, or a folder of class folders
+    stream: bool | None = None  # read images while training instead of keeping all on the device; null: if they must
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -189,6 +191,8 @@ def _in_words(kind: Any) -> str:
         return "one of " + ", ".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         return "a list of numbers such as [0.5, 0.75]"
+    if kind == bool | None:
+        return "true, false or null"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
 
 

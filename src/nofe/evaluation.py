@@ -51,7 +51,7 @@ def answers_of(
     every = torch.arange(len(images), device=runtime.device) if index is None else index
     network = frozen(model, runtime, len(every), crop)
     with torch.inference_mode():
-        for part in torch.split(every, network.batch)[runtime.ranks.rank :: runtime.ranks.count]:
+        for part in images.ahead(torch.split(every, network.batch)[runtime.ranks.rank :: runtime.ranks.count]):
             yield part, network(images.centre_view(part, crop))
 
 

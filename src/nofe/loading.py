@@ -16,9 +16,10 @@ from nofe import runs
 from nofe.architectures import Architecture, Classifier
 from nofe.config import RunConfig, architecture_of
 from nofe.data.batches import DeviceImages, centre_crop
+from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.pipeline import held_out, read_dataset
+from nofe.pipeline import held_out, read_dataset, was_streamed
 from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
@@ -65,10 +66,11 @@ class FinishedRun:
 
     def test_images(self, runtime: Runtime, root: Path | None = None) -> DeviceImages:
         data = self.config.data if root is None else replace(self.config.data, root=str(root))
-        dataset = held_out(self.config, read_dataset(replace(self.config, data=data)))
+        config = replace(self.config, data=data)
+        dataset = held_out(config, read_dataset(config, runtime, was_streamed(self.run)))
         if dataset.class_names != self.class_names:
             raise UserError(f"{data.name}: has other classes than the run {self.run.path}; name the data it had")
-        return DeviceImages(dataset.test, self.mean, runtime.device)
+        return on_device(dataset.test, self.mean, runtime.device)
 
 
 def open_finished(path: Path | str) -> FinishedRun:

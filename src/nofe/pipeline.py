@@ -29,8 +29,10 @@ from nofe.architectures import Architecture, Classifier, architecture_named, par
 from nofe.architectures.pretrained import read_weights, start_from
 from nofe.classifier import train_classifier
 from nofe.config import RunConfig, SpecialtiesConfig, architecture_of
-from nofe.data import Dataset, load_dataset
+from nofe.data import Dataset
 from nofe.data.batches import DeviceImages, pixel_mean
+from nofe.data.stored import StoredImages, open_dataset
+from nofe.data.stream import on_device
 from nofe.errors import RunError, UserError
 from nofe.evaluation import by_specialty, predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
@@ -85,7 +87,10 @@ def train(
             progress.say(f"{out}: this run is complete")
             return dict(run.read_json(runs.SUMMARY))
         with stopping_on_signals(runtime), closing(progress):
-            images = read_by_every_rank(lambda: held_out(config, dataset or read_dataset(config)), ranks)
+            streamed = was_streamed(run)
+            images = read_by_every_rank(
+                lambda: held_out(config, dataset or read_dataset(config, runtime, streamed)), ranks
+            )
             task = prepare(config, images, run, runtime, progress)
             progress.say(sizes_in_words(sizes_before_training(task)))
             for stage in ranks.first(lambda: adopt(run, config, donors)):
@@ -132,14 +137,26 @@ class Task:
         torch.manual_seed(seed_for(self.config.seed, what, "weights"))
 
 
-def read_dataset(config: RunConfig) -> Dataset:
-    return load_dataset(
+def read_dataset(config: RunConfig, runtime: Runtime | None = None, streamed: bool | None = None) -> Dataset:
+    """In memory, or on disk where the images are too many; `streamed` is how the run had them when it began."""
+    return open_dataset(
         config.data.name,
         root=Path(config.data.root),
         image_size=architecture_named(config.architecture).image_size,
         seed=config.data.seed,
         skip_unreadable=config.data.skip_unreadable,
+        test=config.data.test,
+        stream=streamed if config.data.stream is None else config.data.stream,
+        memory=runtime.memory_for_images() if runtime else None,
+        workers=runtime.workers if runtime else 0,
     )
+
+
+def was_streamed(run: Run) -> bool | None:
+    """None before the run has begun."""
+    if not (run.has(runs.CONFIG) and run.has(runs.ENVIRONMENT)):
+        return None
+    return bool(run.read_json(runs.ENVIRONMENT)["data"].get("streamed", False))
 
 
 def held_out(config: RunConfig, dataset: Dataset) -> Dataset:
@@ -178,6 +195,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint(),
         "classes": list(dataset.class_names),
+        "streamed": isinstance(dataset.train, StoredImages),
     }
     runtime.decide_on_compiling(training_steps(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):
@@ -186,7 +204,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         run.discard_all()  # what an earlier configuration may have left here
         run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | {"data": described})
     if not (begun and run.has(runs.INPUT)):
-        mean = pixel_mean(dataset.train)
+        mean = runtime.ranks.first(lambda: pixel_mean(dataset.train))
         run.write(runs.INPUT, _npz(mean=mean, class_names=np.array(dataset.class_names)))
     if not begun:
         run.write_json(runs.CONFIG, configuration.to_json(config))  # last: its presence marks a run that has begun
@@ -196,8 +214,8 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         config=config,
         architecture=architecture_of(config, dataset.classes),
         dataset=dataset,
-        train=DeviceImages(dataset.train, mean, runtime.device),
-        test=DeviceImages(dataset.test, mean, runtime.device),
+        train=on_device(dataset.train, mean, runtime.device),
+        test=on_device(dataset.test, mean, runtime.device),
         run=run,
         runtime=runtime,
         journal=Journal(run, runtime, progress),

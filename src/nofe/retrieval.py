@@ -224,13 +224,17 @@ def grid_of(retrieval: Retrieval, images: DeviceImages, queries: Sequence[int], 
         raise UserError(f"queries: pass one or more numbers of test images, from 0 to {len(retrieval.labels) - 1}")
     if not 1 <= shown <= retrieval.by_experts.shape[1]:
         raise UserError(f"shown={shown}: out of range; {retrieval.by_experts.shape[1]} neighbours were looked for")
-    pixels = images.pixels.cpu().numpy()
+
+    def pixels(index: NDArray[np.int64]) -> NDArray[np.uint8]:  # of any shape, to (..., 3, H, W)
+        read: NDArray[np.uint8] = images.pixels[torch.from_numpy(index.ravel()).to(images.labels.device)].cpu().numpy()
+        return read.reshape(*index.shape, *read.shape[1:])
+
     by_experts, by_base = (found[chosen, :shown] for found in (retrieval.by_experts, retrieval.by_base))  # (Q, shown)
     own = retrieval.labels[chosen][:, None]  # (Q, 1)
     return NeighbourGrid(
-        queries=pixels[chosen],
-        by_experts=pixels[by_experts],
-        by_base=pixels[by_base],
+        queries=pixels(chosen),
+        by_experts=pixels(by_experts),
+        by_base=pixels(by_base),
         experts_match=retrieval.labels[by_experts] == own,
         base_match=retrieval.labels[by_base] == own,
     )

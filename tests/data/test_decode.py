@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from nofe.data.decode import FORMATS, UnreadableError, decode_image
+from nofe.data.decode import FORMATS, UnreadableError, decode_image, decode_picture
+from nofe.data.pictures import Stored
 
 SIZE = 8
 RED, GREY = (255, 0, 0), (128, 128, 128)
@@ -262,3 +263,65 @@ def test_damage_is_refused_or_decoded_and_nothing_else(tmp_path: Path, suffix: s
 def test_formats_are_those_pillow_can_read() -> None:
     Image.init()
     assert set(FORMATS) <= set(Image.OPEN)
+
+
+def deep_png(colour_type: int, *samples: int) -> bytes:
+    """A PNG of 16 bits a sample, 20 x 20, by hand: Pillow writes grey ones only."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    line = b"\0" + struct.pack(f">{len(samples)}H", *samples) * 20
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20, 20, 16, colour_type, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(line * 20)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("colour_type", "samples", "expected"),
+    [
+        (0, (128 * 257,), GREY),
+        (2, (65535, 0, 1000), (255, 0, 4)),
+        (4, (128 * 257, 65535), GREY),
+        (4, (0, 0), (255, 255, 255)),
+        (6, (65535, 0, 0, 65535), RED),
+        (6, (0, 0, 0, 127 * 257), GREY),
+    ],
+)
+def test_16_bits_in_every_kind_of_png(
+    tmp_path: Path, colour_type: int, samples: tuple[int, ...], expected: tuple[int, int, int]
+) -> None:
+    (tmp_path / "deep.png").write_bytes(deep_png(colour_type, *samples))
+    assert np.abs(np.subtract(colour_of(tmp_path / "deep.png"), expected)).max() <= 1
+
+
+def test_a_signed_or_wide_tiff_is_refused(tmp_path: Path) -> None:
+    Image.new("I", (20, 20), 70_000).save(tmp_path / "a.tif")
+    with pytest.raises(UnreadableError, match="no telling which value is white"):
+        decode_image(tmp_path / "a.tif", SIZE)
+
+
+@pytest.mark.parametrize("orientation", STORED_AS)
+def test_whole_pictures_are_upright_and_keep_their_aspect(tmp_path: Path, orientation: int) -> None:
+    """What nofe pack stores."""
+    upright = Image.fromarray(REFERENCE).resize((32, 48), Image.Resampling.NEAREST)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turn = STORED_AS[orientation]
+    (upright if turn is None else upright.transpose(turn)).save(tmp_path / "a.png", exif=exif)
+    found = decode_picture(tmp_path / "a.png", 16)
+    assert found.size == (16, 24)
+    assert found.mode == "RGB"
+    expected = upright.resize((16, 24), Image.Resampling.BICUBIC)
+    assert np.abs(np.asarray(found).astype(int) - np.asarray(expected)).max() <= 4
+
+
+def test_bytes_decode_as_files_do(tmp_path: Path) -> None:
+    for suffix in ("jpg", "png", "webp"):
+        raw = noise(suffix)
+        (tmp_path / f"a.{suffix}").write_bytes(b"before" + raw + b"after")
+        part = Stored(str(tmp_path / f"a.{suffix}"), 6, len(raw))
+        np.testing.assert_array_equal(decode_image(part, SIZE), decode_image(raw, SIZE))
+    with pytest.raises(UnreadableError, match="ends 5 bytes early"):
+        decode_image(Stored(str(tmp_path / "a.png"), 6, len(noise("png")) + 10), SIZE)
+    with pytest.raises(UnreadableError, match="empty file"):
+        decode_image(b"", SIZE)

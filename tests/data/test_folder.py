@@ -123,9 +123,11 @@ def test_a_class_that_loses_all_its_images_is_named(birds: Path) -> None:
 def test_layout_mistakes_are_told_apart(birds: Path, tmp_path: Path) -> None:
     assert f"{tmp_path}/brids: no such folder; name one that holds train/ and val/" in refusal(tmp_path / "brids")
     assert "1.png: not a folder" in refusal(birds / "train/ant/1.png")
-    assert "has no train/ folder; put the training images into" in refusal(birds / "train")
-    (birds / "val").rename(birds / "validation")
-    assert f"{birds}: has no val/ or test/ folder; put images to judge by into" in refusal(birds)
+    (birds / "val").rename(birds / "judged")
+    assert f"{birds}: has no val/ or test/ folder, and judged/ beside train/; put images" in refusal(birds)
+    (birds / "judged").rename(birds / "val")
+    (birds / "train").rename(birds / "learned")
+    assert "has no train/ folder; put the training images into" in refusal(birds)
 
 
 def test_a_folder_that_cannot_be_listed_is_named(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +135,7 @@ def test_a_folder_that_cannot_be_listed_is_named(birds: Path, monkeypatch: pytes
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "iterdir", forbidden)  # a superuser, as in containers, may list any folder
-    assert refusal(birds) == f"{birds}/train: cannot be read (Permission denied); check its permissions"
+    assert refusal(birds) == f"{birds}: cannot be read (Permission denied); check its permissions"
 
 
 def test_a_class_only_in_val_is_named(birds: Path) -> None:
@@ -176,9 +178,9 @@ def test_impossible_sizes_are_refused(birds: Path, image_size: int) -> None:
 
 
 def test_more_than_the_memory_is_refused_before_decoding(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "_physical_memory", lambda: 9 * 3 * SIZE**2 - 1)
+    monkeypatch.setattr(folder, "physical_memory", lambda: 9 * 3 * SIZE**2 - 1)
     assert "9 images of 8 x 8 take" in refusal(birds)
-    monkeypatch.setattr(folder, "_physical_memory", lambda: 9 * 3 * SIZE**2)
+    monkeypatch.setattr(folder, "physical_memory", lambda: 9 * 3 * SIZE**2)
     assert len(load_folder(birds, SIZE).train) == 6
 
 

@@ -1,10 +1,14 @@
 """Images in: every data source by name, as one `Dataset` value."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.errors import UserError
 from nofe.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from nofe.data.pictures import Listing
 
 __all__ = ["DATASETS", "Dataset", "ImageSet", "load_dataset"]
 
@@ -12,10 +16,12 @@ DATASETS: dict[str, str] = {
     "glyphs": "120 Latin, Greek and Cyrillic look-alikes drawn on the spot, 32 x 32; needs no files",
     "cifar100": "CIFAR-100: 50,000 + 10,000 photos of 100 classes in 20 superclasses, 32 x 32",
     "cifar10": "CIFAR-10: 50,000 + 10,000 photos of 10 classes, 32 x 32",
-    "folder:PATH": "your own images: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg",
+    "folder:PATH": "your own images, a folder a class: PATH/train/CLASS and PATH/val/CLASS, or PATH/CLASS",
+    "shards:PATH": "WebDataset shards: PATH/train-*.tar and PATH/test-*.tar; nofe pack makes them from any other",
+    "hf:PATH": "a Hugging Face data set saved by save_to_disk, with an image and a label column",
 }
 
-FOLDER_PREFIX = "folder:"
+PREFIXES = tuple(name.removesuffix("PATH") for name in DATASETS if name.endswith("PATH"))
 SMALL_IMAGE_SIZE = 32  # pixels a side of CIFAR and of the glyphs
 
 
@@ -27,21 +33,19 @@ def load_dataset(
     seed: int = 0,
     skip_unreadable: bool = False,
     download: bool = True,
+    test: str = "0.2",
 ) -> Dataset:
-    """The data set of that name, its images `image_size` pixels a side.
+    """The data set of that name in memory, its images `image_size` pixels a side.
 
-    `root` is where CIFAR lies or is downloaded to; `seed` draws the glyphs; `skip_unreadable` leaves out
-    the images of a folder that cannot be decoded instead of stopping at them.
+    `root` is where CIFAR lies or is downloaded to; `seed` draws the glyphs, and the test images where the data has
+    none: then `test` is their part of each class. `skip_unreadable` leaves out the photos that cannot be decoded
+    instead of stopping at them.
     """
     # Each source is imported where it is used: `nofe list` should not wait for Pillow or matplotlib.
-    if name.startswith(FOLDER_PREFIX):
-        from nofe.data.folder import load_folder
+    if is_listed(name):
+        from nofe.data.folder import load_listing
 
-        given = name.removeprefix(FOLDER_PREFIX)
-        if not given:
-            raise UserError(f"{name}: no folder is named; write {FOLDER_PREFIX}PATH")
-        path = Path(given).expanduser()
-        return load_folder(path, image_size, skip_unreadable=skip_unreadable)
+        return load_listing(list_images(name, test=test, seed=seed), image_size, skip_unreadable=skip_unreadable)
     if name == "glyphs":
         from nofe.data.glyphs import load_glyphs
 
@@ -55,6 +59,30 @@ def load_dataset(
     raise UserError(_unknown(name))
 
 
+def is_listed(name: str) -> bool:
+    """Whether the images are files of any size, to be listed first and decoded when they are needed."""
+    return name.startswith(PREFIXES)
+
+
+def list_images(name: str, *, test: str = "0.2", seed: int = 0) -> "Listing":
+    """What a folder, shards or a saved data set hold, without decoding anything."""
+    prefix, _, given = name.partition(":")
+    if not given:
+        raise UserError(f"{name}: no folder is named; write {prefix}:PATH")
+    path = Path(given).expanduser()
+    if prefix == "folder":
+        from nofe.data.layouts import list_folder
+
+        return list_folder(path, test=test, seed=seed)
+    if prefix == "shards":
+        from nofe.data.shards import list_shards
+
+        return list_shards(path, test=test, seed=seed)
+    from nofe.data.hugging_face import list_saved
+
+    return list_saved(path, test=test, seed=seed)
+
+
 def _require_small(name: str, image_size: int) -> None:
     if image_size != SMALL_IMAGE_SIZE:
         raise UserError(
@@ -65,5 +93,6 @@ def _require_small(name: str, image_size: int) -> None:
 
 def _unknown(name: str) -> str:
     if Path(name).is_dir():
-        return f"{name}: not a data set's name but a folder; did you mean 'folder:{name}'?"
+        kind = "shards" if any(Path(name).glob("*.tar")) else "folder"
+        return f"{name}: not a data set's name but a folder; did you mean '{kind}:{name}'?"
     return f"{name}: no such data set; {did_you_mean(name, DATASETS)}"

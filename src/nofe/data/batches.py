@@ -6,6 +6,7 @@ per-pixel mean: the initialisers and rates of the paper's networks depend on tha
 """
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from nofe.data.augment import MAGNITUDES, draw_operations, draw_wide_operations, operate
 from nofe.data.dataset import ImageSet
 from nofe.data.mixing import Labels, MixedLabels, draw_erased, draw_mixing, erase, mix
+from nofe.data.stored import StoredImages
 from nofe.errors import UserError
 from nofe.streams import stream
 
@@ -90,6 +92,10 @@ class DeviceImages:
         part = copy.copy(self)
         part.pixels, part.labels = self.pixels[chosen], self.labels[chosen]
         return part
+
+    def ahead(self, parts: Iterable[Tensor]) -> Iterable[Tensor]:
+        """Indices that `centre_view` will be asked for, one part after another; for images that must be read first."""
+        return parts
 
     def centred(self, index: Tensor) -> Tensor:
         return self.pixels[index].float() - self.mean  # (B, 3, H, W)
@@ -192,6 +198,9 @@ class Batches:
         """Stand before the first step of the epoch again."""
         self._step.zero_()
 
+    def feed(self) -> None:
+        """Before each step, outside of what is captured: for images that are not on the device yet."""
+
     def next(self) -> tuple[Tensor, Labels]:
         """Images (B, 3, h, w) and labels (B,) of the next step. Only tensors change, so a graph can capture it."""
         visit = self._step * self.global_batch + self._share  # (B,)
@@ -248,6 +257,8 @@ def centre_crop(images: Tensor, crop: int) -> Tensor:
 
 def pixel_mean(images: ImageSet) -> NDArray[np.float32]:
     """The mean training image, (3, H, W), in double precision over all images."""
+    if isinstance(images, StoredImages):
+        return images.mean()
     total = np.zeros(images.images.shape[1:], dtype=np.float64)
     for start in range(0, len(images.labels), 4096):
         total += images.images[start : start + 4096].sum(axis=0, dtype=np.int64)

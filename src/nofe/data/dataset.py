@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -39,6 +39,16 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, 3, H, W)."""
+        return self.images.shape
+
+    def describe_into(self, digest: "hashlib._Hash") -> None:
+        """All that tells these images from others."""
+        digest.update(np.ascontiguousarray(self.labels).data)
+        digest.update(self.images.data)
+
     def subset(self, chosen: NDArray[np.bool_]) -> "ImageSet":
         """The images where `chosen` (N,) is true, in the same order."""
         return ImageSet(self.images[chosen], self.labels[chosen])
@@ -62,7 +72,7 @@ class Dataset:
         _check_class_names(self.name, self.class_names)
         for part, image_set in (("training", self.train), ("test", self.test)):
             _check_labels(f"{self.name}: {part} part", image_set.labels, self.classes)
-        _check_same_size(self.name, self.train.images, self.test.images)
+        _check_same_size(self.name, self.train.shape, self.test.shape)
         without_images = np.flatnonzero(np.bincount(self.train.labels, minlength=self.classes) == 0)
         if len(without_images) > 0:
             raise UserError(
@@ -84,23 +94,13 @@ class Dataset:
     @property
     def image_size(self) -> int:
         """Height of the images in pixels, which is their width too."""
-        return int(self.train.images.shape[2])
+        return int(self.train.shape[2])
 
     def hold_out(self, fraction: float, seed: int) -> "Dataset":
         """Split the training images, class by class, so that choices are made without touching test data."""
         if not 0 < fraction < 1:
             raise UserError(f"{self.name}: cannot hold out {fraction} of the training images; ask for 0 < part < 1")
-        rng = np.random.default_rng(seed)
-        held = np.zeros(len(self.train), dtype=np.bool_)
-        for label, name in enumerate(self.class_names):
-            members = np.flatnonzero(self.train.labels == label)
-            if len(members) < 2:
-                raise UserError(
-                    f"{self.name}: class {name!r} has one training image, which cannot be both trained on and "
-                    "held out; add images or leave the class out"
-                )
-            count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-            held[rng.choice(members, size=count, replace=False)] = True
+        held = held_out(self.name, self.train.labels, self.class_names, fraction, seed)
         return Dataset(
             name=f"{self.name}/hold-out",
             class_names=self.class_names,
@@ -117,12 +117,29 @@ class Dataset:
     def _fingerprint(self) -> str:
         digest = hashlib.sha256()
         # JSON keeps ("ab", "c") and ("a", "bc") apart; the shapes keep the arrays that follow apart.
-        shapes = [self.train.images.shape, self.test.images.shape]
+        shapes = [self.train.shape, self.test.shape]
         digest.update(json.dumps([self.class_names, shapes]).encode())
         for image_set in (self.train, self.test):
-            digest.update(np.ascontiguousarray(image_set.labels).data)
-            digest.update(image_set.images.data)
+            image_set.describe_into(digest)
         return digest.hexdigest()[:16]
+
+
+def held_out(
+    dataset: str, labels: NDArray[np.int64], class_names: Sequence[str], fraction: float, seed: int
+) -> NDArray[np.bool_]:
+    """Which images (N,) to put aside: `fraction` of each class, at least one, never all."""
+    rng = np.random.default_rng(seed)
+    held = np.zeros(len(labels), dtype=np.bool_)
+    of_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(class_names))))
+    for name, members in zip(class_names, of_class, strict=False):
+        if len(members) < 2:
+            raise UserError(
+                f"{dataset}: class {name!r} has one training image, which cannot be both trained on and "
+                "held out; add images or leave the class out"
+            )
+        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
+        held[rng.choice(members, size=count, replace=False)] = True
+    return held
 
 
 def _check_class_names(dataset: str, class_names: tuple[str, ...]) -> None:
@@ -142,8 +159,8 @@ def _check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:
         raise UserError(f"{part} has label {wrong}, outside 0..{classes - 1}; name every class or correct the labels")
 
 
-def _check_same_size(dataset: str, train: NDArray[np.uint8], test: NDArray[np.uint8]) -> None:
-    train_size, test_size = train.shape[2:], test.shape[2:]
+def _check_same_size(dataset: str, train: tuple[int, ...], test: tuple[int, ...]) -> None:
+    train_size, test_size = train[2:], test[2:]
     if train_size != test_size:
         raise UserError(
             f"{dataset}: training images are {train_size[0]} x {train_size[1]} pixels and test images "

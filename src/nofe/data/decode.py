@@ -1,15 +1,23 @@
-"""One image file to one square of pixels, whatever its format, colours and orientation."""
+"""One encoded image to pixels, whatever its format, colours and orientation."""
 
+import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from nofe.data.jpeg import decode_plain_jpeg
+from nofe.data.pictures import Source, Stored
+
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow reads many more, not all of them robustly
 FORMAT_LIST = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 MAX_MEGAPIXELS = 64  # a file of 10 KB can claim more, and would take gigabytes to decode
+
+MAX_ASPECT = 4  # of a picture that is kept whole
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 # EXIF's orientation tag -> what turns the stored picture upright (1 is upright already).
 ORIENTATION_TAG = 0x0112
@@ -28,22 +36,64 @@ class UnreadableError(Exception):
     """Why one image cannot be read, in a few words: "truncated", "empty file"."""
 
 
-def decode_image(path: Path, image_size: int) -> NDArray[np.uint8]:
+def decode_image(source: Path | Source, image_size: int) -> NDArray[np.uint8]:
     """The middle square of an image, `image_size` pixels a side: (3, H, W). An animation gives its first frame."""
+
+    def shrink(image: Image.Image) -> Image.Image:
+        return _resized(image, _middle(*image.size, 1), (image_size, image_size))
+
+    return np.ascontiguousarray(np.asarray(_decoded(source, image_size, shrink)).transpose(2, 0, 1))
+
+
+def middle_square(image: Image.Image, image_size: int) -> Image.Image:
+    """The same of an image that somebody else has opened."""
+    _check_pixels(*image.size)
+    square = _resized(_to_rgb(image), _middle(*image.size, 1), (image_size, image_size))
+    turn = UPRIGHT.get(_orientation(image))
+    return square if turn is None else square.transpose(turn)
+
+
+def decode_picture(source: Path | Source, shorter: int, *, square: bool = False) -> Image.Image:
+    """An image upright, in RGB, its shorter side brought down to `shorter` pixels; smaller ones stay as they are.
+
+    All of it, but for what sticks out of a strip MAX_ASPECT times as long as wide; or its middle square.
+    """
+
+    def whole(image: Image.Image) -> Image.Image:
+        box = _middle(*image.size, 1 if square else MAX_ASPECT)
+        width, height = box[2] - box[0], box[3] - box[1]
+        scale = min(shorter / min(width, height), 1)
+        return _resized(image, box, (max(round(width * scale), 1), max(round(height * scale), 1)))
+
+    return _decoded(source, shorter, whole)
+
+
+def _decoded(source: Path | Source, wanted: int, shrink: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Open, check, decode, convert, shrink and turn upright; `wanted` is the shorter side that will be left."""
+    content: Path | bytes = b""
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        content = _content(source)
+        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
             _check_pixels(*image.size)
-            # A JPEG can be decoded at half its size or less, far faster; twice the target is left to average.
-            image.draft(None, (2 * image_size, 2 * image_size))
-            image.load()
-            square = _middle_square(_to_rgb(image), image_size)
-            turn = UPRIGHT.get(_orientation(image))  # of the square: it is the middle either way, and small
-        upright = square if turn is None else square.transpose(turn)
-        return np.ascontiguousarray(np.asarray(upright).transpose(2, 0, 1))
+            whole = decode_plain_jpeg(image, content, wanted)
+            if whole is None:
+                # A JPEG can be decoded at half its size or less, far faster; twice the target is left to average.
+                image.draft(None, (2 * wanted, 2 * wanted))
+                image.load()
+                whole = _to_rgb(image)
+            small = shrink(whole)
+            turn = UPRIGHT.get(_orientation(image))  # after shrinking: the middle stays the middle, and it is small
+        return small if turn is None else small.transpose(turn)
     except UnreadableError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything at a damaged file
-        raise UnreadableError(_reason(path, error)) from error
+        raise UnreadableError(_reason(content, error)) from error
+
+
+def _content(source: Path | Source) -> Path | bytes:
+    if isinstance(source, Stored):
+        return Path(source.path) if source.size < 0 else source.read()
+    return source
 
 
 def _check_pixels(width: int, height: int) -> None:
@@ -66,16 +116,22 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _middle_square(image: Image.Image, image_size: int) -> Image.Image:
-    """Shorter side to `image_size` and the middle of the longer one, in one step.
+def _middle(width: int, height: int, aspect: int) -> Box:
+    """The middle of a picture, at most `aspect` times as long as wide.
 
-    The box comes first: resizing all of a picture 1 pixel high and a million wide would fill the memory.
+    The box comes before resizing: all of a picture 1 pixel high and a million wide would fill the memory.
     """
-    width, height = image.size
-    side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    box = (left, top, left + side, top + side)
-    return image.resize((image_size, image_size), Image.Resampling.BICUBIC, box)  # Pillow's resize is antialiased
+    longest = min(width, height) * aspect
+    inner_width, inner_height = min(width, longest), min(height, longest)
+    left, top = (width - inner_width) / 2, (height - inner_height) / 2
+    return (left, top, left + inner_width, top + inner_height)
+
+
+def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
+    left, top = int(box[0]), int(box[1])
+    if (box[2] - box[0], box[3] - box[1]) == size:  # cut, not blurred by a shift of half a pixel
+        return image.crop((left, top, left + size[0], top + size[1]))
+    return image.resize(size, Image.Resampling.BICUBIC, box)  # Pillow's resize is antialiased
 
 
 def _orientation(image: Image.Image) -> int:
@@ -86,11 +142,12 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _reason(path: Path, error: Exception) -> str:
+def _reason(content: Path | bytes, error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"over the limit of {MAX_MEGAPIXELS} megapixels"
     if isinstance(error, UnidentifiedImageError):
-        return "empty file" if path.stat().st_size == 0 else f"not {FORMAT_LIST}"
+        length = len(content) if isinstance(content, bytes) else content.stat().st_size
+        return "empty file" if length == 0 else f"not {FORMAT_LIST}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split())

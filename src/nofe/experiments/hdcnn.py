@@ -30,6 +30,7 @@ from nofe.architectures.nin import NIN_C100
 from nofe.classifier import train_by, train_classifier
 from nofe.data import Dataset
 from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
+from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.evaluation import accuracy, count_confusion, mean_probabilities, predict
 from nofe.experiments.hdcnn_network import (
@@ -127,7 +128,7 @@ def train_hdcnn(
             run.write_json(runs.CONFIG, described)
         with stopping_on_signals(runtime), closing(progress):
             mean = pixel_mean(dataset.train)
-            train, test = (DeviceImages(part, mean, runtime.device) for part in (dataset.train, dataset.test))
+            train, test = (on_device(part, mean, runtime.device) for part in (dataset.train, dataset.test))
             journal = Journal(run, runtime, progress)
             task = Task(config, architecture, dataset, train, test, seed, run, runtime, journal)
             categories = find_categories(task)
@@ -174,7 +175,7 @@ def find_categories(task: Task) -> CoarseCategories:
     task.run.discard(*_files_of_components(config))
     split = task.dataset.hold_out(config.held_out, seed_for(task.seed, "hd-cnn", "held-out"))
     mean = task.train.mean.cpu().numpy()  # that of all training images: one scale for every stage
-    kept, held_out = (DeviceImages(part, mean, runtime.device) for part in (split.train, split.test))
+    kept, held_out = (on_device(part, mean, runtime.device) for part in (split.train, split.test))
     network = task.new_classifier("confusion")
     recipe = config.confusion
     train_classifier("confusion", network, recipe, kept, held_out, classes, task.seed, runtime, task.journal)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nofe.architectures.caffe import counting_steps_together
 from nofe.data.batches import Batches, DeviceImages
 from nofe.data.mixing import Labels
+from nofe.data.stream import batches_over
 from nofe.errors import RunError
 from nofe.streams import seed_for
 from nofe.training.average import MovingAverage
@@ -94,7 +95,7 @@ def start_training(stage: str, model: nn.Module, recipe: Recipe, seed: int, runt
 
 def batches_of(state: TrainState, images: DeviceImages, runtime: Runtime) -> Batches:
     recipe = state.recipe
-    return Batches(
+    return batches_over(
         images,
         recipe.augmentation,
         batch=recipe.batch,
@@ -130,6 +131,7 @@ def train_epoch(
         state.launch = launcher(training_step(state, batches, objective, runtime), runtime)
     with counting_steps_together(state.model) as taken:
         while state.step < stop and not runtime.stops_before(state.step):
+            batches.feed()
             # Numbers of this step, put where the step reads them: nothing waits for the device.
             set_rate(state.optimizer, rate_at(state.recipe, state.step, batches.steps_per_epoch))
             if state.average:

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -101,6 +103,41 @@ class Bars(Silent):
     def _draw(self, step: int, text: str) -> None:
         if self._bars is not None:
             self._bars.update(self._task, completed=step, text=text)
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar in a terminal for `total` images; in a log a line for every tenth of them."""
+    done = 0
+    since = time.monotonic()
+
+    def in_words() -> str:
+        return f"{done:,} of {total:,} images  {done / max(time.monotonic() - since, 1e-9):,.0f} images/s"
+
+    if not sys.stdout.isatty():
+
+        def tell(images: int) -> None:
+            nonlocal done
+            before, done = done, done + images
+            if done * 10 // max(total, 1) > before * 10 // max(total, 1):
+                print(f"{what:<12} {in_words()}", flush=True)
+
+        yield tell
+        return
+
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description:<12}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+    with RichProgress(*columns, TimeRemainingColumn()) as bars:
+        task = bars.add_task(what, total=total, text="")
+
+        def draw(images: int) -> None:
+            nonlocal done
+            done += images
+            bars.update(task, completed=done, text=in_words())
+
+        yield draw
 
 
 def progress_for_this_output() -> Progress:

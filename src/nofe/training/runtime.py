@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from nofe.data.folder import physical_memory
+from nofe.data.workers import cores
 from nofe.errors import NofeError, UserError
 from nofe.training.ranks import Launch, Ranks, joined_ranks
 
@@ -52,6 +54,7 @@ class Runtime:
     kernels: str = "measure"  # of the experts: the fastest, or one of KERNELS without measuring
     checkpoint_seconds: float = 0.0  # at least this long between two checkpoints; 0 is every epoch
     sync_batch_norm: bool = False  # over the images of all ranks, not of each its own share
+    workers: int = 0  # processes that decode images that are read while training; 0 is one a core
     ranks: Ranks = field(default_factory=Ranks)
     stop_signal: int | None = field(default=None)
 
@@ -84,6 +87,14 @@ class Runtime:
         """What the first layer computes in."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
+    def memory_for_images(self) -> int | None:
+        """Bytes of images that are kept on the device; a data set with more is read while training."""
+        present = [physical_memory()]
+        if self.device.type == "cuda":
+            present.append(torch.cuda.get_device_properties(self.device).total_memory)
+        known = [each for each in present if each is not None]
+        return min(known) // 2 if known else None
+
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -98,6 +109,7 @@ def make_runtime(
     kernels: str = "measure",
     checkpoint_seconds: float = 0.0,
     sync_batch_norm: bool = False,
+    workers: int = 0,
     ranks: Ranks | None = None,
 ) -> Runtime:
     """Choose the device, its arithmetic and how steps are launched; every choice can be named instead."""
@@ -135,6 +147,7 @@ def make_runtime(
         kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
+        workers=workers or max(1, cores() // ranks.count),
         ranks=ranks,
     )
     has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -223,7 +236,7 @@ def stopping_on_signals(runtime: Runtime) -> Iterator[None]:
 
 def environment(runtime: Runtime, seed: int) -> dict[str, Any]:
     """What a reader needs to judge or repeat a figure: versions, device, date, commit, seed."""
-    packages = ("nofe", "torch", "numpy", "scipy", "scikit-learn", "POT", "safetensors")
+    packages = ("nofe", "torch", "numpy", "scipy", "scikit-learn", "POT", "safetensors", "pillow", "torchcodec")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,

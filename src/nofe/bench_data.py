@@ -1,0 +1,185 @@
+"""How fast images reach the network: reading, decoding, resizing, copying, augmenting, and all of it at once.
+
+Workers read, decode and resize side by side; copying and augmentation happen on the device's side while they do. So
+the whole is as fast as the slowest of workers, copy and augmentation, and what the workers spend most of their time on
+is what to change first.
+"""
+
+import io
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from nofe.architectures import architecture_named
+from nofe.data import is_listed, list_images
+from nofe.data.batches import Augmentation, Batches, DeviceImages
+from nofe.data.dataset import ImageSet
+from nofe.data.decode import FORMATS, decode_image
+from nofe.data.pictures import Pictures, Stored
+from nofe.data.stored import StoredImages
+from nofe.data.stream import batches_over, on_device
+from nofe.data.workers import Workers
+from nofe.errors import UserError
+from nofe.training.runtime import Runtime, environment
+
+IN_ONE = ("read", "decode", "resize")  # what one worker does with an image, one after another
+AT_ONCE = ("workers", "copy", "augment")  # what happens at the same time
+ADVICE = {
+    "read": "a faster disk, or nofe pack, whose shards are read by offset",
+    "decode": "nofe pack with a smaller --size, or more --workers",
+    "resize": "nofe pack with --size at what the network stores, or more --workers",
+    "copy": "a smaller image size",
+    "augment": "a smaller batch or fewer augmentations",
+}
+
+
+def measure_data(
+    dataset: str,
+    architecture: str,
+    runtime: Runtime,
+    *,
+    batch: int = 128,
+    images: int = 1024,
+    rounds: int = 3,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Images a second of each step, medians over rounds, and which step is the limit."""
+    if not is_listed(dataset):
+        raise UserError(f"--dataset {dataset}: is in memory from the start; name a folder:, shards: or hf: data set")
+    if min(batch, images, rounds) < 1:
+        raise UserError("bench data: batch, images and rounds must be 1 or more")
+    network = architecture_named(architecture)
+    pictures = list_images(dataset).train
+    index = np.random.default_rng(0).permutation(len(pictures))[:images]
+    chosen = pictures.subset(index)
+    batch = min(batch, len(chosen))
+    pool = Workers(workers or runtime.workers, network.image_size)
+    try:
+        timers = _timers(chosen, network.image_size, network.input_size, batch, pool, runtime)
+        for run in timers.values():
+            run()  # caches, processes, kernels
+        speeds = {
+            name: round(statistics.median(_images_per_second(run, runtime) for _ in range(rounds)), 1)
+            for name, run in timers.items()
+        }
+    finally:
+        pool.close()
+    speeds["resize"] = round(_after(speeds.pop("decode_and_resize"), speeds["decode"]), 1)
+    limit = min(AT_ONCE, key=speeds.__getitem__)
+    inside = min(IN_ONE, key=speeds.__getitem__) if limit == "workers" else limit
+    return {
+        "dataset": dataset.partition(":")[0],
+        "architecture": architecture,
+        "image_size": network.image_size,
+        "batch": batch,
+        "images": len(chosen),
+        "megabytes": round(_encoded_bytes(chosen) / 1e6, 3),
+        "workers": pool.count,
+        "rounds": rounds,
+        "environment": environment(runtime, seed=0),
+        "images_per_second": {name: speeds[name] for name in (*IN_ONE, *AT_ONCE, "whole")},
+        "limit": limit,
+        "inside": inside,
+        "advice": ADVICE[inside],
+    }
+
+
+def _timers(
+    pictures: Pictures, image_size: int, crop: int, batch: int, pool: Workers, runtime: Runtime
+) -> dict[str, Callable[[], int]]:
+    """Each does its step to some images and says how many."""
+    raw = [_read(pictures, i) for i in range(min(len(pictures), 128))]
+    out = np.empty((len(pictures), 3, image_size, image_size), dtype=np.uint8)
+    stored = StoredImages(pictures, image_size, pool)
+    mean = np.zeros((3, image_size, image_size), dtype=np.float32)
+    augmentation = Augmentation(crop, mirror=True)
+    host = torch.zeros(batch, 3, image_size, image_size, dtype=torch.uint8, pin_memory=runtime.device.type == "cuda")
+    place = torch.empty_like(host, device=runtime.device)
+    resident = ImageSet(np.zeros(tuple(host.shape), dtype=np.uint8), np.zeros(batch, dtype=np.int64))
+    on_place = Batches(DeviceImages(resident, mean, runtime.device), augmentation, batch=batch, seed=0, stage="bench")
+    on_place.begin(0)
+    streamed = on_device(stored, mean, runtime.device)
+
+    def read() -> int:
+        return sum(len(_read(pictures, i)) > 0 for i in range(len(pictures)))
+
+    def decode() -> int:
+        for content in raw:
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                image.draft(None, (2 * image_size, 2 * image_size))
+                image.load()
+        return len(raw)
+
+    def decode_and_resize() -> int:
+        for content in raw:
+            decode_image(content, image_size)
+        return len(raw)
+
+    def workers() -> int:
+        stored.read_into(np.arange(len(pictures)), out).wait()
+        return len(pictures)
+
+    def copy() -> int:
+        for _ in range(10):
+            place.copy_(host, non_blocking=True)
+        return 10 * batch
+
+    def augment() -> int:
+        for _ in range(10):
+            on_place.rewind()
+            on_place.next()
+        return 10 * batch
+
+    def whole() -> int:
+        batches = batches_over(streamed, augmentation, batch=batch, seed=0, stage="bench")
+        batches.begin(0)
+        for _ in range(batches.steps_per_epoch):
+            batches.feed()
+            batches.next()
+        return batches.steps_per_epoch * batch
+
+    each = (read, decode, decode_and_resize, workers, copy, augment, whole)
+    return {step.__name__: step for step in each}
+
+
+def _read(pictures: Pictures, index: int) -> bytes:
+    source = pictures.source(index)
+    return source.read() if isinstance(source, Stored) else source
+
+
+def _encoded_bytes(pictures: Pictures) -> int:
+    return sum(len(_read(pictures, i)) for i in range(len(pictures)))
+
+
+def _images_per_second(run: Callable[[], int], runtime: Runtime) -> float:
+    runtime.synchronize()
+    began = time.perf_counter()
+    count = run()
+    runtime.synchronize()
+    return count / max(time.perf_counter() - began, 1e-9)
+
+
+def _after(both: float, first: float) -> float:
+    """Speed of the second of two steps, from that of both together and of the first."""
+    seconds = 1 / both - 1 / first
+    return 1 / max(seconds, 1e-6)
+
+
+def data_in_words(measured: dict[str, Any]) -> str:
+    speeds: dict[str, float] = measured["images_per_second"]
+    where = {"read": "one process", "decode": "one process", "resize": "one process"}
+    where |= {"workers": f"{measured['workers']} processes: read, decode, resize", "whole": "all at once"}
+    lines = [f"{name:<8} {speed:>12,.0f} images/s  {where.get(name, 'the device')}" for name, speed in speeds.items()]
+    average = 1e6 * measured["megabytes"] / max(measured["images"], 1)
+    head = (
+        f"{measured['images']:,} images of {average / 1e3:,.1f} KB to {measured['image_size']} pixels, batches of "
+        f"{measured['batch']}, on {measured['environment']['device']}"
+    )
+    inside = "" if measured["inside"] == measured["limit"] else f", there {measured['inside']}"
+    tail = f"The limit is {measured['limit']}{inside}: {measured['advice']}."
+    return "\n".join((head, "", *lines, "", tail))

@@ -1,0 +1,113 @@
+"""`hf:PATH`: a data set that the Hugging Face library `datasets` saved with `save_to_disk`."""
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nofe.data.layouts import TEST_FOLDERS
+from nofe.data.pictures import DEFAULT_TEST, Listing, Made
+from nofe.errors import UserError
+
+logger = logging.getLogger("nofe")
+
+IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
+TRAIN_SPLITS = ("train", "training")
+
+
+def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listing:
+    """Every image of a saved data set, encoded as it was saved."""
+    if not path.is_dir():
+        reason = "not a folder" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {reason}; name one that datasets.save_to_disk wrote")
+    splits = _splits(_load(path))
+    train_name = next((name for name in TRAIN_SPLITS if name in splits), None)
+    if train_name is None:
+        raise UserError(f"{path}: has no split 'train' (it has {', '.join(splits)}); save it under this name")
+    test_name = next((name for name in TEST_FOLDERS if name in splits), None)
+    train = splits[train_name]
+    image_column, label_column = _column(path, train, IMAGE_COLUMNS), _column(path, train, LABEL_COLUMNS)
+    class_names = _class_names(path, train, label_column)
+    number_of = {name: number for number, name in enumerate(class_names)}
+    parts = {
+        name: _pictures(path, splits[name], name, image_column, label_column, number_of)
+        for name in (train_name, test_name)
+        if name is not None
+    }
+    listing = Listing(f"hf:{path}", str(path), class_names, parts[train_name], parts.get(test_name or ""))
+    return listing.with_test(test, seed, logger.warning)
+
+
+def _load(path: Path) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"hf:{path}: needs the package 'datasets', which is not installed; python -m pip install datasets"
+        ) from error
+    try:
+        return datasets.load_from_disk(str(path))
+    except Exception as error:  # it raises whatever its parts raise
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: datasets cannot load it ({text}); save it again with save_to_disk") from error
+
+
+def _splits(loaded: Any) -> dict[str, Any]:
+    """A DatasetDict is a dictionary of splits; a single Dataset is all training images."""
+    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+
+
+def _column(path: Path, split: Any, known: tuple[str, ...]) -> str:
+    column = next((name for name in known if name in split.column_names), None)
+    if column is None:
+        raise UserError(
+            f"{path}: none of its columns ({', '.join(split.column_names)}) is {', '.join(known[:-1])} or {known[-1]}; "
+            "rename one"
+        )
+    return column
+
+
+def _class_names(path: Path, train: Any, column: str) -> tuple[str, ...]:
+    feature = train.features[column]
+    if getattr(feature, "names", None):
+        return tuple(str(name) for name in feature.names)
+    values = sorted(set(train[column]))
+    if all(isinstance(value, str) for value in values):
+        return tuple(values)
+    if not all(isinstance(value, int) for value in values) or values[0] < 0:
+        raise UserError(f"{path}: column '{column}' holds neither class names nor numbers from 0; convert it")
+    return tuple(f"class {number}" for number in range(values[-1] + 1))
+
+
+def _pictures(path: Path, split: Any, name: str, image: str, label: str, number_of: dict[str, int]) -> Made:
+    values = list(split[label])
+    try:
+        labels = np.array([number_of[v] if isinstance(v, str) else v for v in values], dtype=np.int64)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: split '{name}' has a label that is no class ({error}); correct it") from error
+    if hasattr(split.features[image], "decode"):
+        import datasets
+
+        split = split.cast_column(image, datasets.Image(decode=False))  # the bytes as they are, not yet decoded
+
+    def read(index: int) -> bytes:
+        return _encoded(split[index][image])
+
+    identity = f"{path.name} {name} {getattr(split, '_fingerprint', '')}".encode()
+    return Made(labels, read, f"{name} image", identity)
+
+
+def _encoded(value: Any) -> bytes:
+    """{"bytes": ..., "path": ...} with either of them, or an image already decoded."""
+    if isinstance(value, dict):
+        if value.get("bytes") is not None:
+            return bytes(value["bytes"])
+        return Path(value["path"]).read_bytes() if value.get("path") else b""
+    if isinstance(value, bytes):
+        return value
+    buffer = io.BytesIO()
+    value.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,336 @@
+"""`nofe pack`: any source of images once into shards of small JPEGs, by many processes and in one order.
+
+A shard takes its name when it is complete, and the manifest lists it after that; a second run goes on with the first
+that is missing. What is in a shard depends on the images and the settings alone: workers encode, one process writes.
+"""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from nofe.data import is_listed, list_images, load_dataset
+from nofe.data.dataset import Dataset, ImageSet
+from nofe.data.pictures import Listing, Made, Pictures
+from nofe.data.shards import CLASSES, MANIFEST, read_manifest
+from nofe.data.tar_index import ShardIndex, index_file, write_index
+from nofe.data.worker import Encode, Encoded, Outcome
+from nofe.data.workers import IMAGES_A_TASK, Workers
+from nofe.errors import RunError, UserError
+from nofe.files import replace_atomically
+from nofe.streams import stream
+
+NAMES_SHOWN = 5
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PackSettings:
+    """What the shards depend on, beside the images."""
+
+    size: int = 256  # pixels of the shorter side; smaller images stay as they are
+    square: bool = False  # the middle square alone
+    quality: int = 90  # of the JPEGs
+    shard_megabytes: float = 256.0
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.size <= 4096:
+            raise UserError(f"--size {self.size}: out of range; use 8 to 4,096 pixels")
+        if not 1 <= self.quality <= 100:
+            raise UserError(f"--quality {self.quality}: out of range; use 1 to 100")
+        if self.shard_megabytes <= 0:
+            raise UserError(f"--shard-megabytes {self.shard_megabytes:g}: out of range; use a number above 0")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One finished shard, as the manifest lists it."""
+
+    file: str
+    part: str
+    first: int  # place in the order of the part
+    end: int
+    images: int
+    bytes: int
+    sha256: str
+    channel_sums: tuple[int, int, int]  # over the middle squares
+    pixels: int
+    unreadable: tuple[str, ...] = ()
+
+
+def pack(
+    listing: Listing,
+    folder: Path,
+    settings: PackSettings,
+    workers: Workers,
+    *,
+    skip_unreadable: bool = False,
+    advance: Callable[[int], None] = lambda images: None,
+) -> dict[str, Any]:
+    """Write shards, manifest and class names to `folder`; returns the manifest."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        begun = _Manifest.of(listing, settings)
+        begun.resume(folder)
+        begun.write(folder, complete=False)  # before the first shard, which is then known for one of ours
+        for part, pictures in listing.parts.items():
+            _pack_part(part, pictures, folder, settings, workers, begun, skip_unreadable, advance)
+        with replace_atomically(folder / CLASSES) as file:
+            file.write("".join(f"{_one_line(name)}\n" for name in listing.class_names).encode())
+        return begun.write(folder, complete=True)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: cannot be written to ({error.strerror or error}); make room, then run the same command again"
+        ) from error
+    finally:
+        workers.close()
+
+
+class _Manifest:
+    """What is packed so far."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self.head = head
+        self.shards: dict[str, Shard] = {}
+
+    @classmethod
+    def of(cls, listing: Listing, settings: PackSettings) -> "_Manifest":
+        digest = hashlib.sha256(json.dumps(listing.class_names).encode())
+        for pictures in listing.parts.values():
+            pictures.describe_into(digest)
+        head = {"format": FORMAT, "settings": asdict(settings), "source": digest.hexdigest()[:16]}
+        return cls(head | {"classes": list(listing.class_names), "groups": dict(listing.groups)})
+
+    def resume(self, folder: Path) -> None:
+        """Take over what an earlier run finished of the very same."""
+        earlier = read_manifest(folder)
+        if earlier is None:
+            if any(folder.glob("*.tar")):
+                raise UserError(f"{folder}: holds shards of another origin; name an empty folder")
+            return
+        for name in ("format", "settings", "source"):
+            if earlier.get(name) != self.head[name]:
+                raise UserError(
+                    f"{folder}: was packed from other images or with other settings ({name} was {earlier.get(name)}, "
+                    f"is {self.head[name]}); name another folder"
+                )
+        for line in earlier["shards"]:
+            sums, unreadable = tuple(line["channel_sums"]), tuple(line["unreadable"])
+            shard = Shard(**line | {"channel_sums": sums, "unreadable": unreadable})
+            file = folder / shard.file
+            if file.is_file() and file.stat().st_size == shard.bytes:
+                self.shards[shard.file] = shard
+
+    def write(self, folder: Path, *, complete: bool) -> dict[str, Any]:
+        shards = [self.shards[name] for name in sorted(self.shards, key=lambda name: (not name.startswith("tr"), name))]
+        parts = dict.fromkeys(shard.part for shard in shards)
+        trained = [shard for shard in shards if shard.part == "train"]
+        pixels = sum(shard.pixels for shard in trained)
+        sums = np.sum([shard.channel_sums for shard in trained], axis=0, dtype=np.int64) if trained else np.zeros(3)
+        value = self.head | {
+            "complete": complete,
+            "images": {part: sum(shard.images for shard in shards if shard.part == part) for part in parts},
+            "unreadable": {part: sum(len(s.unreadable) for s in shards if s.part == part) for part in parts},
+            "channel_mean": (sums / max(pixels, 1)).tolist(),
+            "shards": [asdict(shard) for shard in shards],
+        }
+        with replace_atomically(folder / MANIFEST) as file:
+            file.write((json.dumps(value, indent=1) + "\n").encode())
+        return value
+
+
+def _pack_part(
+    part: str,
+    pictures: Pictures,
+    folder: Path,
+    settings: PackSettings,
+    workers: Workers,
+    manifest: _Manifest,
+    skip_unreadable: bool,
+    advance: Callable[[int], None],
+) -> None:
+    # Mixed, so that whoever reads a shard from its start to its end sees all classes.
+    order = stream(0, "pack", part).permutation(len(pictures))
+    encoded = _InOrder(workers, pictures, order, Encode(settings.size, settings.square, settings.quality))
+    position, number = 0, 0
+    while position < len(order):
+        name = f"{part}-{number:06d}.tar"
+        shard = manifest.shards.get(name)
+        if shard is None or shard.first != position:
+            encoded.stand_at(position)
+            shard = _write_shard(folder / name, part, encoded, pictures, settings, skip_unreadable, advance)
+            manifest.shards[name] = shard
+            manifest.write(folder, complete=False)
+        else:
+            advance(shard.end - shard.first)
+        position, number = shard.end, number + 1
+
+
+class _InOrder:
+    """Encoded images in the order asked for, workers running ahead."""
+
+    def __init__(self, workers: Workers, pictures: Pictures, order: NDArray[np.int64], work: Encode) -> None:
+        self._workers, self._pictures, self._order, self._work = workers, pictures, order, work
+        self.position = -1
+        self._next: Outcome = None
+
+    def stand_at(self, position: int) -> None:
+        if position != self.position:
+            self.position = position
+            self._stream = self._run(position)
+            self._next = next(self._stream, None)
+
+    def peek(self) -> tuple[int, Outcome]:
+        """The image at this position, and what came of it."""
+        return int(self._order[self.position]), self._next
+
+    def step(self) -> None:
+        self.position += 1
+        self._next = next(self._stream, None)
+
+    def __bool__(self) -> bool:
+        return self.position < len(self._order)
+
+    def _run(self, start: int) -> Iterator[Outcome]:
+        tasks = iter(range(start, len(self._order), IMAGES_A_TASK))
+
+        def asked(place: int) -> "Future[list[Outcome]]":
+            index = self._order[place : place + IMAGES_A_TASK].tolist()
+            return self._workers.ask(self._work, self._pictures, index, lambda outcomes, _: outcomes)
+
+        ahead = deque(asked(place) for place in islice(tasks, 2 * self._workers.count))
+        while ahead:
+            outcomes = ahead.popleft().result()
+            ahead.extend(asked(place) for place in islice(tasks, 1))
+            yield from outcomes
+
+
+class _Hashed(io.RawIOBase):
+    """Writes through, and keeps count and checksum."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.length = 0
+
+    def write(self, content: Any) -> int:
+        self._file.write(content)
+        self.digest.update(content)
+        self.length += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self.length
+
+
+def _write_shard(
+    path: Path,
+    part: str,
+    encoded: _InOrder,
+    pictures: Pictures,
+    settings: PackSettings,
+    skip_unreadable: bool,
+    advance: Callable[[int], None],
+) -> Shard:
+    first = encoded.position
+    sums, pixels = np.zeros(3, dtype=np.int64), 0
+    unreadable: list[str] = []
+    samples: list[tuple[str, str, int, int]] = []  # as the index has them
+    with replace_atomically(path) as file:
+        hashed = _Hashed(file)
+        with tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            while encoded:
+                image, outcome = encoded.peek()
+                if isinstance(outcome, Encoded):
+                    full = hashed.length + len(outcome.jpeg) > settings.shard_megabytes * 1e6
+                    if full and samples:
+                        break
+                    key, label = f"{image:09d}", str(int(pictures.labels[image]))
+                    _add(tar, f"{key}.jpg", outcome.jpeg)
+                    samples.append((key, label, hashed.length - _padded(len(outcome.jpeg)), len(outcome.jpeg)))
+                    _add(tar, f"{key}.cls", label.encode())
+                    sums += outcome.sums
+                    pixels += outcome.pixels
+                else:
+                    unreadable.append(f"{pictures.name(image)} ({outcome})")
+                encoded.step()
+                advance(1)
+        if unreadable and not skip_unreadable:
+            shown = "; ".join(unreadable[:NAMES_SHOWN])
+            more = f"; and {len(unreadable) - NAMES_SHOWN} more" if len(unreadable) > NAMES_SHOWN else ""
+            raise UserError(
+                f"{path.name}: {len(unreadable)} images for it cannot be read: {shown}{more}; repair them, or pass "
+                "--skip-unreadable to leave them out"
+            )
+    _index(path, samples)
+    red, green, blue = sums.tolist()
+    return Shard(
+        path.name,
+        part,
+        first,
+        encoded.position,
+        len(samples),
+        hashed.length,
+        hashed.digest.hexdigest(),
+        (red, green, blue),
+        pixels,
+        tuple(unreadable),
+    )
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # with no date and no owner: the same bytes whoever packs, and when
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _padded(size: int) -> int:
+    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+def _index(path: Path, samples: list[tuple[str, str, int, int]]) -> None:
+    keys, labels, offsets, sizes = zip(*samples, strict=True) if samples else ((), (), (), ())
+    index = ShardIndex(
+        np.array(keys, np.str_), np.array(labels, np.str_), np.array(offsets, np.int64), np.array(sizes, np.int64)
+    )
+    state = path.stat()
+    write_index(index_file(path), index, np.array([state.st_size, state.st_mtime_ns], dtype=np.int64))
+
+
+def _one_line(name: str) -> str:
+    return " ".join(name.split())
+
+
+def listing_of(source: str, *, root: Path, test: str, seed: int) -> Listing:
+    """Of any data set by name; a path alone is a folder of images or of shards."""
+    if not is_listed(source) and Path(source).is_dir():
+        source = f"shards:{source}" if any(Path(source).glob("*.tar")) else f"folder:{source}"
+    if is_listed(source):
+        return list_images(source, test=test, seed=seed)
+    return listing_of_arrays(load_dataset(source, root=root, image_size=32, seed=seed))
+
+
+def listing_of_arrays(dataset: Dataset) -> Listing:
+    """A data set in memory, as if its images were files."""
+
+    def made(part: str, images: ImageSet) -> Made:
+        def read(index: int) -> bytes:
+            buffer = io.BytesIO()
+            Image.fromarray(images.images[index].transpose(1, 2, 0)).save(buffer, "PNG", compress_level=1)
+            return buffer.getvalue()
+
+        return Made(images.labels, read, f"{part} image", dataset.fingerprint().encode())
+
+    train, test = made("training", dataset.train), made("test", dataset.test)
+    return Listing(dataset.name, dataset.name, dataset.class_names, train, test, dataset.groups)

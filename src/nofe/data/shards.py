@@ -1,0 +1,187 @@
+"""`shards:PATH`: images in tar files, each read by its place without scanning the rest.
+
+    PATH/train-000000.tar ...  PATH/test-000000.tar ...   (or val-, valid-, validation-)
+    PATH/classes.txt      a class a line, in the order of their numbers; or index.json, or what `nofe pack` writes
+
+Without test shards a part is held out, as for a folder.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nofe.data.layouts import MAX_TEXT_BYTES, TEST_FOLDERS, read_lines
+from nofe.data.pictures import DEFAULT_TEST, Listing, Ranges
+from nofe.data.tar_index import ShardIndex, shard_index
+from nofe.errors import UserError
+
+logger = logging.getLogger("nofe")
+
+MANIFEST, CLASSES, INDEX = "manifest.json", "classes.txt", "index.json"
+MAX_CLASSES = 1_000_000
+
+
+def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listing:
+    """Every image of the shards in a folder."""
+    if not path.is_dir():
+        reason = "not a folder" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {reason}; name one that holds train-000000.tar and so on")
+    shards = _find_shards(path)
+    manifest = read_manifest(path)
+    if manifest is not None and not manifest.get("complete"):
+        raise UserError(f"{path}: is not packed to its end; go on with the same nofe pack command")
+    indices = {part: [shard_index(shard) for shard in files] for part, files in shards.items()}
+    every_label = np.concatenate([index.labels for part in indices.values() for index in part])
+    class_names = _class_names(path, manifest, every_label)
+    parts = {part: _pictures(path, files, indices[part], class_names, manifest) for part, files in shards.items()}
+    for part, pictures in parts.items():
+        if not len(pictures):
+            raise UserError(f"{path}: its {part} shards hold no images; pack them again")
+    mean = (manifest or {}).get("channel_mean")
+    listing = Listing(
+        f"shards:{path}",
+        str(path),
+        class_names,
+        parts["train"],
+        parts.get("test"),
+        _groups(manifest, len(class_names)),
+        None if mean is None else (float(mean[0]), float(mean[1]), float(mean[2])),
+    )
+    return listing.with_test(test, seed, logger.warning)
+
+
+def _find_shards(path: Path) -> dict[str, list[Path]]:
+    """By part. Shards whose names tell no part are training shards, if all are so."""
+    tars = sorted(entry for entry in path.iterdir() if entry.suffix == ".tar" and not entry.name.startswith("."))
+    if not tars:
+        packed = next((entry.name for entry in path.iterdir() if re.search(r"\.(tar\.\w+|tgz)$", entry.name)), None)
+        reason = f"{packed} is compressed; unpack it with gunzip" if packed else "make some with nofe pack"
+        raise UserError(f"{path}: holds no .tar files; {reason}")
+    found: dict[str, list[Path]] = {}
+    for tar in tars:
+        found.setdefault(re.split(r"[-_.]", tar.name)[0].lower(), []).append(tar)
+    judged = next((name for name in TEST_FOLDERS if name in found), None)
+    if "train" not in found:
+        if judged is not None:
+            raise UserError(f"{path}: has no train-*.tar; put the training shards beside {found[judged][0].name}")
+        return {"train": tars}
+    unknown = found.keys() - {"train", *TEST_FOLDERS}
+    if unknown:
+        raise UserError(
+            f"{found[min(unknown)][0]}: neither train-*.tar nor {', '.join(TEST_FOLDERS)}-*.tar; rename or remove it"
+        )
+    return {"train": found["train"]} | ({"test": found[judged]} if judged else {})
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """What `nofe pack` wrote; None for shards of another origin."""
+    if not (path / MANIFEST).is_file():
+        return None
+    manifest = _read_json(path / MANIFEST)
+    if not isinstance(manifest, dict) or "shards" not in manifest:
+        return None  # somebody else's file of the same name
+    if not isinstance(manifest["shards"], list) or not isinstance(manifest.get("classes"), list):
+        raise UserError(f"{path / MANIFEST}: not as nofe pack writes it; pack again into an empty folder")
+    return manifest
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise UserError(f"{path}: larger than {MAX_TEXT_BYTES:,} bytes; check the file")
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error}); put the right file there") from error
+
+
+def _class_names(path: Path, manifest: dict[str, Any] | None, labels: NDArray[np.str_]) -> tuple[str, ...]:
+    if manifest is not None:
+        return tuple(str(name) for name in manifest["classes"])
+    if (path / CLASSES).is_file():
+        return tuple(line.strip() for line in read_lines(path / CLASSES) if line.strip())
+    if (path / INDEX).is_file():
+        return _of_index(path / INDEX)
+    distinct = np.unique(labels)
+    if not all(label.isdecimal() for label in distinct.tolist()):
+        return tuple(distinct.tolist())
+    largest = max((int(label) for label in distinct.tolist()), default=0)
+    if largest >= MAX_CLASSES:
+        raise UserError(f"{path}: a label is {largest:,}; list the classes in {path / CLASSES}")
+    return tuple(f"class {number}" for number in range(largest + 1))
+
+
+def _of_index(path: Path) -> tuple[str, ...]:
+    """["ant", "bee"], {"classes": [...]}, {"ant": 0, "bee": 1} or {"0": "ant", "1": "bee"}."""
+    value = _read_json(path)
+    if isinstance(value, dict) and isinstance(value.get("classes"), list | dict):
+        value = value["classes"]
+    if isinstance(value, dict):
+        by_number = {int(k): v for k, v in value.items() if isinstance(v, str) and k.isdecimal()}
+        by_number |= {v: k for k, v in value.items() if isinstance(v, int)}
+        value = [by_number.get(number) for number in range(len(value))]
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise UserError(f'{path}: names no classes; write ["ant", "bee", ...] in the order of their numbers')
+    return tuple(value)
+
+
+def _pictures(
+    path: Path,
+    files: Sequence[Path],
+    indices: Sequence[ShardIndex],
+    class_names: Sequence[str],
+    manifest: dict[str, Any] | None,
+) -> Ranges:
+    number_of = {name: number for number, name in enumerate(class_names)}
+    number_of |= {str(number): number for number in range(len(class_names)) if str(number) not in number_of}
+    labels = []
+    for file, index in zip(files, indices, strict=True):
+        unknown = [label for label in np.unique(index.labels).tolist() if label not in number_of]
+        if unknown:
+            raise UserError(
+                f"{file}: label {unknown[0]!r} is none of the {len(class_names)} classes; correct {path / CLASSES}"
+            )
+        labels.append(np.array([number_of[label] for label in index.labels.tolist()], dtype=np.int64))
+    return Ranges(
+        files,
+        np.repeat(np.arange(len(files)), [len(index) for index in indices]),
+        np.concatenate([index.offsets for index in indices]),
+        np.concatenate([index.sizes for index in indices]),
+        np.concatenate([index.keys for index in indices]),
+        np.concatenate(labels),
+        _checksums(files, manifest),
+    )
+
+
+def _checksums(files: Sequence[Path], manifest: dict[str, Any] | None) -> list[str]:
+    """From the manifest, after a look at the sizes; for other shards what stands in for them: name and size."""
+    listed = {shard["file"]: shard for shard in (manifest or {}).get("shards", [])}
+    checksums = []
+    for file in files:
+        size = file.stat().st_size
+        known = listed.pop(file.name, None)
+        if manifest is not None and (known is None or known["bytes"] != size):
+            reason = "is not in" if known is None else f"has {size:,} bytes and not the {known['bytes']:,} of"
+            raise UserError(f"{file}: {reason} {MANIFEST}; pack again, or put the right shard there")
+        checksums.append(known["sha256"] if known else f"{file.name} {size}")
+    prefixes = {file.name.split("-")[0] for file in files}
+    lost = sorted(name for name in listed if name.split("-")[0] in prefixes)
+    if lost:
+        raise UserError(f"{files[0].parent / lost[0]}: no such file, and {MANIFEST} lists it; run nofe pack again")
+    return checksums
+
+
+def _groups(manifest: dict[str, Any] | None, classes: int) -> dict[str, tuple[int, ...]]:
+    groups = (manifest or {}).get("groups", {})
+    return {str(name): tuple(ids) for name, ids in groups.items() if len(ids) == classes}
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

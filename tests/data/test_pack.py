@@ -1,0 +1,223 @@
+"""Packing: what comes out is what Pillow makes of each image, whoever packs it and however often it is killed."""
+
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import nofe
+from nofe.data import load_dataset
+from nofe.data.decode import decode_image, decode_picture
+from nofe.data.pack import PackSettings, listing_of, pack
+from nofe.data.shards import list_shards
+from nofe.data.tar_index import index_file, scan_shard, shard_index
+from nofe.data.workers import Workers
+from nofe.errors import UserError
+
+SMALL = PackSettings(size=24, quality=90, shard_megabytes=0.03)
+CLASSES = ("ant", "bee", "cow")
+
+
+def photo(seed: int, width: int, height: int) -> Image.Image:
+    """Something smooth, as photos are."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of many sizes: wide, tall, smaller than asked for, and one turned by its EXIF tag."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(45):
+        part = "val" if number % 5 == 4 else "train"
+        path = root / part / CLASSES[number % 3] / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        exif = Image.Exif()
+        exif[0x0112] = 6 if number == 7 else 1
+        photo(number, 16 + 3 * number, 100 - 2 * number).save(path, exif=exif, quality=95)
+    return root
+
+
+def packed(source: Path | str, out: Path, settings: PackSettings = SMALL, workers: int = 1, **options: Any) -> dict:
+    listing = listing_of(str(source), root=out, test="0.2", seed=0)
+    return pack(listing, out, settings, Workers(workers), **options)
+
+
+@pytest.fixture(scope="module")
+def once(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("once")
+    packed(photos, out)
+    return out
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All but the indices, which know when a shard was written."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".index"}
+
+
+def test_packed_and_read_equals_decoded_and_resized(photos: Path, once: Path) -> None:
+    files = sorted((photos / "train").rglob("*.jpg"))
+    listing = list_shards(once)
+    assert listing.class_names == CLASSES
+    for i in range(len(listing.train)):
+        number = int(listing.train.keys[i])
+        expected = decode_picture(files[number], 24)
+        with Image.open(io.BytesIO(listing.train.source(i).read())) as found:
+            assert found.size == expected.size
+            difference = np.abs(np.asarray(found).astype(int) - np.asarray(expected))
+        assert difference.mean() < 6  # what a JPEG of quality 90 does to colours that change within a few pixels
+        assert CLASSES[listing.train.labels[i]] == files[number].parent.name
+
+
+def test_training_images_are_those_of_the_folder_but_for_jpeg(photos: Path, once: Path) -> None:
+    whole = load_dataset(f"folder:{photos}", root=photos, image_size=24)
+    shards = load_dataset(f"shards:{once}", root=once, image_size=24)
+    for part in ("train", "test"):
+        order = np.argsort(list_shards(once).parts[part].keys)
+        one, other = getattr(whole, part), getattr(shards, part)
+        np.testing.assert_array_equal(one.labels, other.labels[order])
+        assert np.abs(one.images.astype(int) - other.images[order]).mean() < 4
+
+
+def test_the_manifest_tells_the_truth(once: Path) -> None:
+    manifest = json.loads((once / "manifest.json").read_bytes())
+    assert manifest["images"] == {"train": 36, "test": 9}
+    assert manifest["complete"] is True
+    assert len(manifest["shards"]) > 3
+    for shard in manifest["shards"]:
+        content = (once / shard["file"]).read_bytes()
+        assert shard["sha256"] == hashlib.sha256(content).hexdigest()
+        assert shard["bytes"] == len(content) <= 30_000 + 2 * 10_240  # tar fills up to 20 blocks
+        with tarfile.open(once / shard["file"]) as tar:
+            assert shard["images"] == sum(name.endswith(".jpg") for name in tar.getnames())
+    listing = list_shards(once)
+    mean = np.mean([decode_image(listing.train.source(i), 24).mean(axis=(1, 2)) for i in range(36)], axis=0)
+    assert np.abs(mean - manifest["channel_mean"]).max() < 4
+    assert (once / "classes.txt").read_text().split() == list(CLASSES)
+
+
+def test_the_index_written_is_the_one_a_scan_finds(once: Path) -> None:
+    for shard in once.glob("*.tar"):
+        assert index_file(shard).is_file()
+        written, scanned = shard_index(shard), scan_shard(shard)
+        for name in ("keys", "labels", "offsets", "sizes"):
+            np.testing.assert_array_equal(getattr(written, name), getattr(scanned, name))
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_any_number_of_workers_gives_the_same_bytes(photos: Path, once: Path, tmp_path: Path, workers: int) -> None:
+    packed(photos, tmp_path, workers=workers)
+    assert contents(tmp_path) == contents(once)
+
+
+def test_what_is_missing_is_made_again_and_nothing_else(photos: Path, once: Path, tmp_path: Path) -> None:
+    packed(photos, tmp_path)
+    times = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("*.tar")}
+    (tmp_path / "train-000001.tar").unlink()
+    (tmp_path / "test-000000.tar").write_bytes(b"cut short")
+    packed(photos, tmp_path)
+    assert contents(tmp_path) == contents(once)
+    changed = {file.name for file in tmp_path.glob("*.tar") if file.stat().st_mtime_ns != times[file.name]}
+    assert changed == {"train-000001.tar", "test-000000.tar"}
+
+
+def test_a_killed_pack_goes_on_to_the_same_manifest(photos: Path, once: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from nofe.data.pack import *\n"
+        "from nofe.data.workers import Workers\n"
+        f"listing = listing_of({str(photos)!r}, root=Path(), test='0.2', seed=0)\n"
+        "pack(listing, Path(sys.argv[1]), PackSettings(24, False, 90, 0.03), Workers(2), "
+        "advance=lambda images: time.sleep(0.03))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(nofe.__file__).parents[1])}
+    for wanted in (1, 3):
+        process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env=environment)
+        until = time.monotonic() + 30
+        while len(list(tmp_path.glob("*.tar"))) < wanted and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not list(tmp_path.glob("test-*.tar"))
+        assert not json.loads((tmp_path / "manifest.json").read_bytes())["complete"]
+        with pytest.raises(UserError, match="is not packed to its end"):
+            list_shards(tmp_path)
+    packed(photos, tmp_path, workers=2)
+    for leftover in tmp_path.glob(".*.partial"):  # of the shard that was being written
+        leftover.unlink()
+    assert contents(tmp_path) == contents(once)
+
+
+def test_unreadable_images_stop_it_by_name_or_are_counted(photos: Path, tmp_path: Path) -> None:
+    for source in photos.rglob("*.jpg"):
+        target = tmp_path / "photos" / source.relative_to(photos)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+    for number, content in ((3, b""), (6, b"text"), (12, (photos / "train/ant/12.jpg").read_bytes()[:200])):
+        (tmp_path / f"photos/train/ant/{number:02}.jpg").write_bytes(content)
+    with pytest.raises(UserError, match=r"images for it cannot be read: train/ant/.*\.jpg \(.*--skip-unreadable"):
+        packed(tmp_path / "photos", tmp_path / "out")
+    manifest = packed(tmp_path / "photos", tmp_path / "out", skip_unreadable=True)
+    assert manifest["unreadable"] == {"train": 3, "test": 0}
+    assert manifest["images"] == {"train": 33, "test": 9}
+    named = sorted(name for shard in manifest["shards"] for name in shard["unreadable"])
+    assert [name.split()[0] for name in named] == [f"train/ant/{n}.jpg" for n in ("03", "06", "12")]
+    assert len(list_shards(tmp_path / "out").train) == 33
+
+
+def test_squares_and_strips(tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        photo(1, 300, 30).save(tmp_path / name / "strip.png")
+        photo(2, 60, 90).save(tmp_path / name / "tall.png")
+    assert decode_picture(tmp_path / "ant/strip.png", 24).size == (96, 24)  # no longer than four times its width
+    assert decode_picture(tmp_path / "ant/tall.png", 24).size == (24, 36)
+    packed(tmp_path, tmp_path / "out", PackSettings(24, square=True))
+    listing = list_shards(tmp_path / "out")
+    for part in listing.parts.values():
+        for i in range(len(part)):
+            np.testing.assert_array_equal(decode_picture(part.source(i), 24).size, (24, 24))
+
+
+def test_other_images_or_settings_are_not_mixed_in(photos: Path, once: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="with other settings"):
+        packed(photos, once, PackSettings(25, shard_megabytes=0.03))
+    with pytest.raises(UserError, match="from other images"):
+        packed(photos / "train", once)
+    (tmp_path / "train-000000.tar").touch()
+    with pytest.raises(UserError, match="shards of another origin"):
+        packed(photos, tmp_path)
+
+
+def test_shards_and_arrays_can_be_packed_again(once: Path, tmp_path: Path) -> None:
+    again = packed(f"shards:{once}", tmp_path / "again", PackSettings(16))
+    assert again["images"] == {"train": 36, "test": 9}
+    assert list_shards(tmp_path / "again").class_names == CLASSES
+
+
+@pytest.mark.parametrize(("field", "value"), [("size", 0), ("quality", 101), ("shard_megabytes", 0)])
+def test_impossible_settings(field: str, value: int) -> None:
+    with pytest.raises(UserError, match="out of range"):
+        PackSettings(**{field: value})
+
+
+def test_a_shard_that_was_changed_or_lost_is_named(photos: Path, tmp_path: Path) -> None:
+    packed(photos, tmp_path)
+    shard = tmp_path / "train-000001.tar"
+    content = shard.read_bytes()
+    shard.write_bytes(content + bytes(512))
+    with pytest.raises(UserError, match=r"train-000001.tar: has .* bytes and not the"):
+        list_shards(tmp_path)
+    shard.unlink()
+    with pytest.raises(UserError, match=r"train-000001.tar: no such file, and manifest.json lists it"):
+        list_shards(tmp_path)

@@ -1,0 +1,169 @@
+"""Python data sets of pairs, and saved Hugging Face data sets, give the images that a folder of them would."""
+
+import io
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import nofe
+from conftest import small_dataset
+from nofe.data import load_dataset
+from nofe.data.decode import decode_image
+from nofe.data.pack import PackSettings, listing_of, pack
+from nofe.data.pairs import dataset_of_pairs, square_of
+from nofe.data.workers import Workers
+from nofe.errors import UserError
+
+SIZE = 8
+
+
+def photo(seed: int, width: int = 20, height: int = 14) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def encoded(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def expected(seed: int) -> np.ndarray:
+    return decode_image(encoded(photo(seed)), SIZE)
+
+
+def test_every_kind_of_image_gives_the_same_square() -> None:
+    image = photo(3)
+    rows = np.asarray(image)  # (H, W, 3)
+    planes = np.ascontiguousarray(rows.transpose(2, 0, 1))
+    kinds = {
+        "Pillow": image,
+        "array": rows,
+        "array, colours first": planes,
+        "tensor": torch.from_numpy(planes),
+        "tensor from 0 to 1": torch.from_numpy(planes).float() / 255,
+        "integers": rows.astype(np.int64),
+        "16 bits": rows.astype(np.uint16) * 257,
+    }
+    for kind, value in kinds.items():
+        np.testing.assert_array_equal(square_of(value, SIZE), expected(3), err_msg=kind)
+    grey = np.asarray(image.convert("L"))
+    for value in (image.convert("L"), grey, grey[:, :, None], torch.from_numpy(grey.copy())[None]):
+        np.testing.assert_array_equal(square_of(value, SIZE), decode_image(encoded(image.convert("L")), SIZE))
+    exact = np.random.default_rng(0).integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)
+    np.testing.assert_array_equal(square_of(torch.from_numpy(exact), SIZE), exact)
+
+
+class Photos:
+    classes = ("ant", "bee")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
+        return photo(index), torch.tensor(index % 2)
+
+
+def test_pairs_become_a_dataset() -> None:
+    dataset = dataset_of_pairs(Photos(10), Photos(4), image_size=SIZE)
+    assert (dataset.name, dataset.class_names) == ("Photos", ("ant", "bee"))
+    assert dataset.test.labels.tolist() == [0, 1, 0, 1]
+    np.testing.assert_array_equal(dataset.train.images, [expected(i) for i in range(10)])
+    held = dataset_of_pairs(Photos(10), image_size=SIZE, class_names=("x", "y"))
+    assert (len(held.train), len(held.test), held.class_names) == (8, 2, ("x", "y"))
+    listed = [(photo(i), i % 3) for i in range(9)]
+    assert dataset_of_pairs(listed, image_size=SIZE).class_names == ("class 0", "class 1", "class 2")
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ((torch.randn(3, 9, 9), 0), "training image 0: cannot be used .its numbers are not from 0 to 1; leave norm"),
+        ((np.zeros((9, 9, 4), np.uint8), 0), r"of shape \(9, 9, 4\)"),
+        ((np.full((9, 9), -1), 0), "outside 0..255"),
+        ((photo(0), "ant"), "training label 0: 'ant' is no class number"),
+        ((photo(0), 0.5), "is no class number"),
+        (photo(0), "training item 0: not a pair of image and label but Image"),
+    ],
+)
+def test_what_cannot_be_used_is_named(item: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        dataset_of_pairs([item], image_size=SIZE)
+
+
+def test_a_stream_without_a_length_is_refused() -> None:
+    with pytest.raises(UserError, match="have no length"):
+        dataset_of_pairs(iter([]), image_size=SIZE)  # type: ignore[arg-type]
+
+
+def test_train_takes_pairs(tmp_path: Path) -> None:
+    """The run is that of the same images as a nofe.Dataset."""
+    dataset = small_dataset(classes=4, per_class=8)
+    settings = {"experts.epochs": 1, "generalist.epochs": 1, "base.by": "none"}
+    pairs = [
+        [(torch.from_numpy(image), int(label)) for image, label in zip(part.images, part.labels, strict=True)]
+        for part in (dataset.train, dataset.test)
+    ]
+    for name, data in (("pairs", (pairs[0], pairs[1])), ("dataset", dataset)):
+        nofe.train(tmp_path / name, data, "small", 2, settings=settings, device="cpu", quiet=True)
+    one, other = ((tmp_path / name / "network.safetensors").read_bytes() for name in ("pairs", "dataset"))
+    assert one == other
+
+
+class Split:
+    """As much of datasets.Dataset as is used."""
+
+    def __init__(self, rows: list[dict[str, Any]], names: list[str] | None) -> None:
+        self.rows = rows
+        self.column_names = list(rows[0])
+        self.features = {name: SimpleNamespace(decode=True) for name in self.column_names}
+        self.features["label"] = SimpleNamespace(names=names)
+
+    def cast_column(self, column: str, feature: Any) -> "Split":
+        assert (column, feature.decode) == ("image", False)
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return [row[key] for row in self.rows] if isinstance(key, str) else self.rows[key]
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    def rows(first: int, count: int) -> list[dict[str, Any]]:
+        return [
+            {"image": {"bytes": encoded(photo(i)), "path": None}, "label": i % 2} for i in range(first, first + count)
+        ]
+
+    splits = {"train": Split(rows(0, 6), ["ant", "bee"]), "test": Split(rows(6, 4), ["ant", "bee"])}
+    module = ModuleType("datasets")
+    module.load_from_disk = lambda path: splits  # type: ignore[attr-defined]
+    module.Image = lambda decode: SimpleNamespace(decode=decode)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    (tmp_path / "saved").mkdir()
+    return tmp_path / "saved"
+
+
+def test_a_saved_hugging_face_data_set(saved: Path, tmp_path: Path) -> None:
+    dataset = load_dataset(f"hf:{saved}", root=saved, image_size=SIZE)
+    assert dataset.class_names == ("ant", "bee")
+    np.testing.assert_array_equal(dataset.train.images, [expected(i) for i in range(6)])
+    np.testing.assert_array_equal(dataset.test.images, [expected(i) for i in range(6, 10)])
+    listing = listing_of(f"hf:{saved}", root=saved, test="0.2", seed=0)
+    manifest = pack(listing, tmp_path / "packed", PackSettings(8), Workers(1))  # its bytes travel to the workers
+    assert manifest["images"] == {"train": 6, "test": 4}
+
+
+def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="needs the package 'datasets', which is not installed; python -m pip install"):
+        load_dataset(f"hf:{tmp_path}", root=tmp_path, image_size=SIZE)
+    with pytest.raises(UserError, match="no such folder; name one that datasets"):
+        load_dataset(f"hf:{tmp_path}/none", root=tmp_path, image_size=SIZE)

@@ -1,0 +1,42 @@
+"""A real process that streams, with its real workers: a signal to all of them leaves a run that goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import nofe
+from conftest import small_dataset
+from nofe.data.pack import PackSettings, listing_of_arrays, pack
+from nofe.data.workers import Workers
+
+SETTINGS = ("data.stream=true", "base.by=none", "generalist.epochs=2", "experts.epochs=400")
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "nofe", "train", "--out", str(folder / "run"), "--device", "cpu", *options]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_group_saves_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    dataset = small_dataset(per_class=8)
+    pack(listing_of_arrays(dataset), tmp_path / "shards", PackSettings(32), Workers(1))
+    environment = os.environ | {"PYTHONPATH": str(Path(nofe.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    choices = ["--dataset", f"shards:{tmp_path / 'shards'}", "--experts", "2", "--workers", "2"]
+    choices += [part for setting in SETTINGS for part in ("--set", setting)]
+    process = subprocess.Popen(
+        command(tmp_path, *choices), env=environment, start_new_session=True, text=True, stderr=subprocess.PIPE
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until = time.monotonic() + 60
+    while not (metrics.exists() and '"experts"' in metrics.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(process.pid, number)  # as a terminal or a scheduler does
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    assert "all saved; go on with --resume" in errors
+    assert list((tmp_path / "run" / "checkpoint").iterdir())

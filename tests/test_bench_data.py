@@ -1,0 +1,62 @@
+"""The figures of `nofe bench data` fit together, and the limit it names is the slowest step."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from nofe.bench_data import AT_ONCE, IN_ONE, data_in_words, measure_data
+from nofe.cli import app
+from nofe.data import list_images
+from nofe.errors import UserError
+from nofe.training.runtime import make_runtime
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        path = root / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+        small.resize((400, 300), Image.Resampling.BICUBIC).save(path)
+    return root
+
+
+def test_steps_and_limit(photos: Path) -> None:
+    runtime = make_runtime("cpu", workers=1)
+    measured = measure_data(f"folder:{photos}", "alexnet-caffe", runtime, batch=8, images=24, rounds=1)
+    speeds = measured["images_per_second"]
+    assert list(speeds) == [*IN_ONE, *AT_ONCE, "whole"]
+    assert all(speed > 0 for speed in speeds.values())
+    assert measured["limit"] == min(AT_ONCE, key=speeds.__getitem__)
+    if measured["limit"] == "workers":
+        assert measured["inside"] == min(IN_ONE, key=speeds.__getitem__)
+    one_after_another = 1 / sum(1 / speeds[name] for name in IN_ONE)
+    assert speeds["workers"] < 3 * one_after_another  # one process cannot do better; clocks are rough
+    assert speeds["whole"] < 1.5 * min(speeds[name] for name in AT_ONCE)
+    assert (measured["images"], measured["batch"]) == (24, 8)
+    assert f"The limit is {measured['limit']}" in data_in_words(measured)
+
+
+def test_from_the_command_line(photos: Path, tmp_path: Path) -> None:
+    shards, out = tmp_path / "shards", tmp_path / "data.json"
+    packed = CliRunner().invoke(app, ["pack", str(photos), str(shards), "--size", "64", "--workers", "1"])
+    assert packed.exit_code == 0, packed.output
+    assert re.search(r"32 train, 8 test images in 2 shards, 0 unreadable; nofe train --dataset shards:", packed.output)
+    assert len(list_images(f"shards:{shards}").train) == 32
+    arguments = ["--dataset", f"shards:{shards}", "--architecture", "small", "--rounds", "1", "--images", "16"]
+    measured = CliRunner().invoke(app, ["bench", "data", *arguments, "--device", "cpu", "--out", str(out)])
+    assert measured.exit_code == 0, measured.output
+    assert "The limit is" in measured.output
+    assert json.loads(out.read_bytes())["images"] == 16
+
+
+def test_what_is_in_memory_is_not_measured() -> None:
+    with pytest.raises(UserError, match="--dataset glyphs: is in memory from the start"):
+        measure_data("glyphs", "small", make_runtime("cpu"))
