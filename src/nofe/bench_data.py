@@ -34,7 +34,7 @@ ADVICE = {
     "decode": "nofe pack with a smaller --size, or more --workers",
     "resize": "nofe pack with --size at what the network stores, or more --workers",
     "copy": "a smaller image size",
-    "augment": "a smaller batch or fewer augmentations",
+    "augment": "a faster device, or fewer augmentations",
 }
 
 
