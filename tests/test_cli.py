@@ -345,7 +345,7 @@ def test_a_device_that_is_not_there() -> None:
         ("folder:", "no folder is named; write folder:PATH"),
         ("folder:nowhere", "nowhere: no such folder"),
         ("{animals}", "not a data set's name but a folder; did you mean 'folder:"),
-        ("folder:{animals}/val", "has no train/ folder"),
+        ("folder:{animals}/val/ant", "holds no class folders; sort the images into one folder a class"),
         ("folder:{animals}/train/ant/0.png", "not a folder"),
     ],
 )
