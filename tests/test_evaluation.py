@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from conftest import small_dataset
 from nofe.architectures import architecture_named
-from nofe.data.batches import DeviceImages, pixel_mean
+from nofe.data.batches import DeviceImages, pixel_mean, ten_crops
+from nofe.errors import UserError
 from nofe.evaluation import Predictions, accuracy, by_class, by_specialty, count_confusion, logits_of, predict
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
@@ -199,3 +200,29 @@ def test_training_can_go_on_after_an_evaluation(images: DeviceImages) -> None:
     assert not torch.is_inference_mode_enabled()
     model(images.centre_view(torch.arange(4), 32)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_ten_crops_are_corners_and_centre_and_their_mirrors() -> None:
+    """Each view is found in the image by its place."""
+    image = torch.arange(6 * 6, dtype=torch.float32).reshape(1, 1, 6, 6).expand(1, 3, 6, 6)
+    views = ten_crops(image, 4)
+    assert views.shape == (10, 1, 3, 4, 4)
+    assert views[:5, 0, 0, 0, 0].tolist() == [0, 2, 12, 14, 7], "top left pixels: four corners, then the centre"
+    assert torch.equal(views[5:], views[:5].flip(-1))
+
+
+def test_the_prediction_by_ten_crops_is_the_mean_of_ten() -> None:
+    torch.manual_seed(0)
+    dataset = small_dataset()
+    test = DeviceImages(dataset.test, pixel_mean(dataset.train), CPU)
+    base = architecture_named("resnet56-c100")
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, dataset.classes)).eval()
+    found = predict(model, test, base.input_size, RUNTIME, crops=10)
+    with torch.no_grad():
+        views = ten_crops(test.centred(torch.arange(len(test))), base.input_size)
+        mean = torch.stack([model(view).softmax(1) for view in views]).mean(0)
+    expected = mean.topk(min(5, dataset.classes))
+    assert (found.classes == expected.indices.numpy()).all()
+    np.testing.assert_allclose(found.probabilities, expected.values.numpy(), rtol=1e-5)
+    with pytest.raises(UserError, match="--crops 3: there are 1, the centre, and 10"):
+        predict(model, test, base.input_size, RUNTIME, crops=3)

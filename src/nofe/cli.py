@@ -176,6 +176,7 @@ def evaluate(
     data_root: DataRoot = None,
     as_json: AsJson = False,
     device: Device = "auto",
+    crops: Annotated[int, typer.Option(help="Views of an image: 1, or 10 that are averaged.")] = 1,
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile; pays for very many images.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -186,7 +187,7 @@ def evaluate(
 
     if trust_code:
         _trust_code_of(run)
-    figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root)
+    figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root, crops)
     print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
 
 

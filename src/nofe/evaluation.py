@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nofe.data.batches import DeviceImages
+from nofe.data.batches import TEN, DeviceImages, ten_crops
+from nofe.errors import UserError
 from nofe.frozen import frozen
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
@@ -96,13 +97,31 @@ def mean_probabilities(
     return (runtime.ranks.sum(sums) / counts[:, None]).cpu().double().numpy()
 
 
-def predict(model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime) -> Predictions:
+def probabilities_of(
+    model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, crops: int = 1
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Which images, and the probabilities of their classes: of the centre, or the mean over ten crops (Sec. 4.2)."""
+    if crops == 1:
+        for part, logits in answers_of(model, images, crop, runtime):
+            yield part, logits.softmax(1)
+        return
+    if crops != TEN:
+        raise UserError(f"--crops {crops}: there are 1, the centre, and {TEN}, corners and centre and their mirrors")
+    every = torch.arange(len(images), device=runtime.device)
+    network = frozen(model, runtime, TEN * len(every), crop)
+    with torch.inference_mode():
+        for part in images.ahead(torch.split(every, network.batch)[runtime.ranks.rank :: runtime.ranks.count]):
+            views = ten_crops(images.centred(part), crop)  # (10, B, 3, h, w)
+            yield part, torch.stack([network(view).softmax(1) for view in views]).mean(0)
+
+
+def predict(model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, crops: int = 1) -> Predictions:
     classes = torch.zeros(len(images), 5, dtype=torch.int64, device=runtime.device)
     probabilities = torch.zeros(len(images), 5, device=runtime.device)
     known = 0  # columns that are filled: fewer than five when C < 5
-    for part, logits in answers_of(model, images, crop, runtime):
-        known = min(5, logits.shape[1])
-        top = logits.softmax(1).topk(known)
+    for part, shares in probabilities_of(model, images, crop, runtime, crops):
+        known = min(5, shares.shape[1])
+        top = shares.topk(known)
         classes[part, :known] = top.indices
         probabilities[part, :known] = top.values
     # The rows of other ranks are zero; rank 0 has the first part, and so knows the columns.

@@ -15,21 +15,22 @@ from nofe.training.runtime import Runtime
 FILES_AT_ONCE = 64
 
 
-def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None) -> dict[str, Any]:
-    """Top-1 and top-5 of experts and base, and where the experts' mistakes go."""
+def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, crops: int = 1) -> dict[str, Any]:
+    """Top-1 and top-5 of experts and base, and where the experts' mistakes go; by one view of an image, or by ten."""
     finished = open_finished(path)
     runtime.use_precision(finished.config.precision)
     network = finished.network().to(runtime.device)
     network.fuse()
     test = finished.test_images(runtime, data_root)
-    predictions = predict(network, test, finished.crop, runtime)
+    predictions = predict(network, test, finished.crop, runtime, crops)
     figures: dict[str, Any] = {
         "run": str(path),
         "images": len(test),
+        "crops": crops,
         "experts": {"top_1": predictions.top(1), "top_5": predictions.top(5)},
     }
     if (base := finished.base()) is not None:
-        of_base = predict(base.to(runtime.device), test, finished.crop, runtime)
+        of_base = predict(base.to(runtime.device), test, finished.crop, runtime, crops)
         figures["base"] = {"top_1": of_base.top(1), "top_5": of_base.top(5)}
     each = by_specialty(predictions, network.specialties)
     for name in ("confused_inside", "confused_across"):

@@ -255,6 +255,17 @@ def centre_crop(images: Tensor, crop: int) -> Tensor:
     return images[..., top : top + crop, left : left + crop]
 
 
+TEN = 10
+
+
+def ten_crops(images: Tensor, crop: int) -> Tensor:
+    """(N, 3, H, W) -> (10, N, 3, crop, crop): the four corners and the centre, and each of them mirrored."""
+    bottom, right = images.shape[-2] - crop, images.shape[-1] - crop
+    corners = [images[..., top : top + crop, left : left + crop] for top in (0, bottom) for left in (0, right)]
+    views = torch.stack([*corners, centre_crop(images, crop)])
+    return torch.cat([views, views.flip(-1)])
+
+
 def pixel_mean(images: ImageSet) -> NDArray[np.float32]:
     """The mean training image, (3, H, W), in double precision over all images."""
     if isinstance(images, StoredImages):
