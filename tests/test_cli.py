@@ -320,7 +320,9 @@ def test_a_device_that_is_not_there() -> None:
         ("folder:", "no folder is named; write folder:PATH"),
         ("folder:nowhere", "nowhere: no such folder"),
         ("{animals}", "not a data set's name but a folder; did you mean 'folder:"),
-        ("folder:{animals}/val", "has no train/ folder"),
+        ("folder:{animals}/train/ant", "holds no class folders"),
+        ("shards:{animals}", "holds no .tar files; make some with nofe pack"),
+        ("hf:{animals}/nowhere", "no such folder; name one that datasets.save_to_disk wrote"),
         ("folder:{animals}/train/ant/0.png", "not a folder"),
     ],
 )
