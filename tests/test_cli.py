@@ -24,6 +24,7 @@ from nofe import runs
 from nofe.__main__ import main
 from nofe.architectures import ARCHITECTURES
 from nofe.data import DATASETS
+from nofe.recipes import SUMMARIES
 from nofe.runs import Run
 from nofe.specialties import RULES
 
@@ -215,8 +216,29 @@ def test_resuming_a_complete_run_changes_nothing(finished: Path) -> None:
 
 def test_list_names_everything_there_is() -> None:
     listed = answered("list")
-    for name in (*ARCHITECTURES, *DATASETS, *RULES):
+    for name in (*ARCHITECTURES, *DATASETS, *RULES, *SUMMARIES):
         assert f"  {name} " in listed
+
+
+def test_a_recipe_by_name(animals: Path, finished: Path, tmp_path: Path) -> None:
+    """It is that of all stages, --set changes its fields, and the page says what it is."""
+    out = tmp_path / "run"
+    epochs = ("experts.epochs=2", "generalist.epochs=2", "experts.warmup_epochs=0.5", "generalist.warmup_epochs=0.5")
+    settings = [word for setting in (*epochs, "experts.ema=0.9") for word in ("--set", setting)]
+    options = ("--recipe", "modern", "--architecture", "small", "--experts", "2", "--device", "cpu", "--out", out)
+    answered("train", "--dataset", f"folder:{animals}", *options, *settings)
+    config = json.loads((out / "config.json").read_text())
+    for recipe in (config["generalist"], config["experts"]):
+        assert (recipe["optimizer"], recipe["nesterov"], recipe["schedule"]) == ("sgd", True, "cosine")
+        assert (recipe["rate"], recipe["label_smoothing"]) == (0.1, 0.1)
+    rates = [line["rate"] for line in Run(out).metrics() if line["stage"] == "base"]
+    assert rates[-1] < 0.1
+    assert "SGD with Nesterov's momentum; warm-up of 0.5 epochs; cosine" in (out / "report.html").read_text().replace(
+        "&#x27;", "'"
+    )
+    told = refusal("train", "--out", finished, "--resume", "--recipe", "modern")
+    assert f"--recipe modern: the run in {finished} has its own; leave it out" in told
+    assert "--recipe modren: there is none; did you mean 'modern'?" in refusal("train", "--recipe", "modren")
 
 
 def test_groups_of_a_file(animals: Path, tmp_path: Path) -> None:
@@ -272,7 +294,10 @@ def test_without_a_command_there_is_help() -> None:
     ("arguments", "message"),
     [
         (["--epochs", "5"], "No such option: --epochs"),
-        (["--expert", "5"], "No such option: --expert (Possible options: --experts, --set); see nofe train --help"),
+        (
+            ["--expert", "5"],
+            "No such option: --expert (Possible options: --experts, --recipe, --set); see nofe train --help",
+        ),
         (["--experts", "five"], "--experts"),
         (["--experts"], "--experts"),
         (["surplus"], "surplus"),
@@ -320,7 +345,7 @@ def test_a_device_that_is_not_there() -> None:
         ("folder:", "no folder is named; write folder:PATH"),
         ("folder:nowhere", "nowhere: no such folder"),
         ("{animals}", "not a data set's name but a folder; did you mean 'folder:"),
-        ("folder:{animals}/train/ant", "holds no class folders"),
+        ("folder:{animals}/val/ant", "holds no class folders; sort the images into one folder a class"),
         ("shards:{animals}", "holds no .tar files; make some with nofe pack"),
         ("hf:{animals}/nowhere", "no such folder; name one that datasets.save_to_disk wrote"),
         ("folder:{animals}/train/ant/0.png", "not a folder"),

@@ -77,6 +77,11 @@ def test_to_json_and_back(name: str) -> None:
 def test_every_field_can_be_set_and_survives_json(path: str, kind: Any, value: Any) -> None:
     new = another(path, kind, value)
     settings = [f"{path}={new if isinstance(new, str) else json.dumps(new)}"]
+    group, _, name = path.rpartition(".")
+    if name == "nesterov":
+        settings.append(f"{group}.optimizer=sgd")
+    if name == "schedule":
+        settings.append(f"{group}.drops=[]")
     if path == "specialties.rule":
         settings.append("specialties.groups=family")
     if path == "specialties.groups":

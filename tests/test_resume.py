@@ -15,10 +15,13 @@ import safetensors.numpy
 
 from conftest import small_dataset, small_run
 from nofe import runs
+from nofe.config import with_settings
 from nofe.errors import UserError
 from nofe.pipeline import train
+from nofe.recipes import default_run
 from nofe.runs import Run
-from nofe.training.runtime import Interrupted, make_runtime
+from nofe.training.progress import Progress
+from nofe.training.runtime import Interrupted, Runtime, make_runtime
 
 FINAL = (runs.BASE, runs.GENERALIST, runs.NETWORK, runs.SPECIALTIES)
 KILLS = 20
@@ -113,6 +116,54 @@ def test_stops_in_the_middle_of_an_epoch_on_a_signal(
     assert epochs(tmp_path / "run") == epochs(uninterrupted)
 
 
+TODAY = {
+    "sgd": ("optimizer=sgd", "nesterov=true", "rate=0.005", "ema=0.9"),
+    "adamw": ("optimizer=adamw", "rate=0.002", "ema=0.95", "mixup=0.8", "augmentation.trivialaugment=true"),
+}
+WITH_EITHER = ("schedule=cosine", "drops=[]", "warmup_epochs=0.7", "label_smoothing=0.1", "cutmix=1", "batch=16")
+AUGMENTED = ("augmentation.padding=2", "augmentation.erasing=0.5")
+
+
+@pytest.mark.parametrize("optimizer", TODAY)
+def test_recipes_of_today_go_on_exactly(optimizer: str, tmp_path: Path) -> None:
+    """Moments, averaged weights, rates of every step and what is mixed; `small` has batch norm and fused experts."""
+    recipe = (*TODAY[optimizer], *WITH_EITHER, *AUGMENTED, "epochs=2")
+    settings = [f"{stage}.{field}" for stage in ("generalist", "experts") for field in recipe]
+    settings += ["specialties.count=2", "generalist.confusion_images=40"]
+    config = with_settings(default_run("small", "small"), settings)
+    dataset = small_dataset(per_class=10)
+    train(config, tmp_path / "whole", dataset=dataset, runtime=make_runtime("cpu"))
+    stops = 0
+    while True:
+        runtime = make_runtime("cpu")
+        try:
+            train(
+                config,
+                tmp_path / "cut",
+                resume=True,
+                dataset=dataset,
+                runtime=runtime,
+                progress=_stopping(runtime, after=3),
+            )
+            break
+        except Interrupted:
+            stops += 1
+    assert stops >= 5
+    assert finals(tmp_path / "cut") == finals(tmp_path / "whole")
+    assert epochs(tmp_path / "cut") == epochs(tmp_path / "whole")
+
+
+def test_a_run_from_before_a_field_was_added_goes_on(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _interrupt_after(folder, steps=47)
+    config = Run(folder).read_config()
+    for recipe in (config["generalist"], config["experts"], config["base"]["paper"]):
+        del recipe["optimizer"], recipe["ema"], recipe["augmentation"]["erasing"]
+    Run(folder).write_json(runs.CONFIG, config)
+    train(small_run(), folder, resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert finals(folder) == finals(uninterrupted)
+
+
 def test_damaged_checkpoint_is_noticed_and_the_one_before_used(
     uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,20 +189,24 @@ def test_damaged_result_of_a_stage_is_made_again(uninterrupted: Path, tmp_path: 
 
 
 def _interrupt_after(folder: Path, steps: int) -> None:
-    from nofe.training.progress import Silent
-
     runtime = make_runtime("cpu")
+    with pytest.raises(Interrupted):
+        train(small_run(), folder, dataset=small_dataset(), runtime=runtime, progress=_stopping(runtime, steps))
+
+
+def _stopping(runtime: Runtime, after: int) -> Progress:
+    """As a signal would, after so many steps."""
+    from nofe.training.progress import Silent
 
     class Interrupting(Silent):
         seen = 0
 
         def advance(self, state, images) -> None:
             self.seen += 1
-            if self.seen == steps:
+            if self.seen == after:
                 runtime.stop_signal = signal.SIGTERM
 
-    with pytest.raises(Interrupted):
-        train(small_run(), folder, dataset=small_dataset(), runtime=runtime, progress=Interrupting())
+    return Interrupting()
 
 
 def test_refuses_to_resume_with_another_configuration_or_other_images(uninterrupted: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
 from nofe.data.pairs import Pairs, dataset_of_pairs
 from nofe.pipeline import train as run_pipeline
-from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run
+from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
 from nofe.training.progress import Silent, progress_for_this_output
 from nofe.training.runtime import launched_runtime
 
@@ -23,10 +23,11 @@ def configure(
     seed: int = 0,
     data_root: str = "data",
     settings: Mapping[str, Any] | None = None,
+    recipe: str = PAPER,
 ) -> RunConfig:
-    """The architecture's recipe for this data, with the fields of `settings` replaced ({"generalist.epochs": 5})."""
+    """The architecture's recipe or the one named, with fields of `settings` replaced ({"generalist.epochs": 5})."""
     trust(architecture)
-    config = default_run(architecture, dataset)
+    config = default_run(architecture, dataset, recipe)
     chosen: dict[str, Any] = {
         "data.root": data_root,
         "specialties.count": experts,
@@ -47,6 +48,7 @@ def train(
     seed: int = 0,
     data_root: str = "data",
     settings: Mapping[str, Any] | None = None,
+    recipe: str = PAPER,
     resume: bool = False,
     device: str = "auto",
     precision: str | None = None,
@@ -59,13 +61,14 @@ def train(
 ) -> dict[str, Any]:
     """Train base, generalist and network of experts in the folder `out`; returns the summary of the run.
 
-    `dataset` is a name (see `nofe list`), a `nofe.Dataset` in memory, or a Python data set of (image, label) pairs,
-    such as torchvision's, or one for training and one for testing. Load the result with `nofe.load(out)`.
+    `dataset` and `recipe` are names (see `nofe list`); `dataset` may be a `nofe.Dataset` in memory, too, or a Python
+    data set of (image, label) pairs, such as torchvision's, or one for training and one for testing. Load the result
+    with `nofe.load(out)`.
     In a script that torchrun starts, its processes train together, and each has the summary.
     """
     name = dataset if isinstance(dataset, str) else _name_of(dataset)
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
-    config = configure(name, architecture, experts, rule, seed, data_root, settings)
+    config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe)
     if not isinstance(dataset, str | Dataset):
         parts = dataset if isinstance(dataset, tuple) else (dataset, None)
         size = architecture_named(architecture).image_size

@@ -25,7 +25,7 @@ def train_classifier(
     journal: Journal,
 ) -> None:
     """Train `model` in place. The test accuracy of each epoch is noted; nothing is chosen by it."""
-    objective = Objective(torch.arange(classes, device=runtime.device))
+    objective = Objective(torch.arange(classes, device=runtime.device), smoothing=recipe.label_smoothing)
     crop = recipe.augmentation.crop
     train_by(
         objective, stage, model, recipe, train, lambda: accuracy(model, test, crop, runtime), seed, runtime, journal
@@ -51,6 +51,9 @@ def train_by(
         train_epoch(state, batches, objective, runtime, journal.progress)
         if state.step < (epoch + 1) * batches.steps_per_epoch:
             journal.stop(state)
-        journal.epoch_done(state, epoch + 1, test_accuracy=test_accuracy())
+        with state.as_evaluated():
+            tested = test_accuracy()
+        journal.epoch_done(state, epoch + 1, test_accuracy=tested)
         journal.save(state)
+    state.finish()
     journal.progress.end()

@@ -33,6 +33,7 @@ def train(
     ] = None,
     data_root: DataRoot = None,
     architecture: Annotated[str | None, typer.Option(help="See nofe list.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="How all networks are trained; see nofe list.")] = None,
     experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
     rule: Annotated[str | None, typer.Option(help="How specialties are chosen; see nofe list.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order, augmentation and partition.")] = None,
@@ -77,6 +78,7 @@ def train(
         "data.root": None if data_root is None else str(data_root),
         "data.skip_unreadable": True if skip_unreadable else None,
         "architecture": architecture,
+        "recipe": recipe,
         "adapt.weights": _weights(pretrained, weights),
         "adapt.frozen_trunk": True if frozen_trunk else None,
         "adapt.cut": cut,
@@ -119,13 +121,18 @@ def _configured(
     """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
     from nofe import runs
     from nofe.config import as_setting, from_json, with_settings
-    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run
+    from nofe.errors import UserError
+    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
     from nofe.runs import Run
 
+    recipe = chosen.pop("recipe", None)
     if out is not None and resume and (out / runs.CONFIG).exists():
+        if recipe is not None:
+            raise UserError(f"--recipe {recipe}: the run in {out} has its own; leave it out to go on with that run")
         config: RunConfig = from_json(Run(out).read_config())
     else:
-        config = default_run(chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET))
+        architecture, dataset = chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET)
+        config = default_run(architecture, dataset, recipe or PAPER)
     given = [as_setting(name, value) for name, value in chosen.items()]
     config = with_settings(config, [*given, *settings])
     if out is None:
@@ -229,14 +236,16 @@ def report(run: RunFolder) -> None:
 
 @app.command("list")
 def list_() -> None:
-    """Architectures, data sets and specialty rules."""
+    """Architectures, data sets, recipes and specialty rules."""
     from nofe.architectures import summaries
     from nofe.data import DATASETS
+    from nofe.recipes import SUMMARIES
     from nofe.specialties import RULES
 
     tables = {
         "architectures": summaries(),
         "data sets": dict(DATASETS),
+        "recipes": SUMMARIES,
         "specialty rules": {name: rule.summary for name, rule in RULES.items()},
     }
     for title, rows in tables.items():

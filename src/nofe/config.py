@@ -6,7 +6,7 @@ import math
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import cattrs
 
@@ -19,6 +19,8 @@ from nofe.specialties import rule_named
 from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import require_precision
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +116,13 @@ def unstructured(value: Any) -> Any:
 
 
 def from_json(value: Any) -> RunConfig:
+    return structured(value, RunConfig)
+
+
+def structured(value: Any, kind: type[T]) -> T:
+    """The inverse of `unstructured`. A field that is missing has its default: it is newer than the file."""
     try:
-        return _CONVERTER.structure(value, RunConfig)
+        return _CONVERTER.structure(value, kind)
     except UserError:
         raise
     except Exception as error:  # cattrs raises whatever the hook for the type raises

@@ -64,7 +64,7 @@ def train_generalist(
         specialties = Specialties.from_labels_dropping_empty(notes["targets"], outputs)
     settled = notes.get("settled", 0)
     moved = notes.get("moved", 0)
-    objective = Objective(_targets(specialties, runtime))
+    objective = Objective(_targets(specialties, runtime), smoothing=config.label_smoothing)
 
     for stop in stops(config, batches.steps_per_epoch, after=state.step, updates=update_rule is not None):
         if config.settle and settled >= config.settle and state.step % batches.steps_per_epoch == 0:
@@ -75,14 +75,15 @@ def train_generalist(
             journal.stop(state, targets=specialties.target_of_class.tolist(), settled=settled, moved=moved)
         if stop.update and update_rule is not None:
             sample = _sample(len(train), config.confusion_images, seed, stop.update)
-            confusion = count_confusion(
-                generalist,
-                train,
-                crop,
-                (specialties.classes, outputs),
-                runtime,
-                torch.from_numpy(sample).to(runtime.device),
-            )  # (C, K)
+            with state.as_evaluated():
+                confusion = count_confusion(
+                    generalist,
+                    train,
+                    crop,
+                    (specialties.classes, outputs),
+                    runtime,
+                    torch.from_numpy(sample).to(runtime.device),
+                )  # (C, K)
             rng = stream(seed, STAGE, "assignment", stop.update)
             # By rank 0 for all: solvers may round differently on the processors of another node.
             updated = runtime.ranks.first(partial(update_rule, confusion, specialties, rng))
@@ -102,10 +103,12 @@ def train_generalist(
                 }
             )
         if stop.epoch:
-            test_accuracy = accuracy(generalist, test, crop, runtime, objective.target_of_class)
+            with state.as_evaluated():
+                test_accuracy = accuracy(generalist, test, crop, runtime, objective.target_of_class)
             journal.epoch_done(state, stop.epoch, test_accuracy=test_accuracy, moved=moved)
             moved = 0
             journal.save(state, targets=specialties.target_of_class.tolist(), settled=settled, moved=moved)
+    state.finish()
     journal.progress.end()
     return specialties
 

@@ -482,6 +482,7 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
 
 
 def _require_same(config: RunConfig, run: Run) -> None:
+    # Read and written again, so that a field that is newer than the run has its default.
     earlier = json.loads(json.dumps(configuration.to_json(configuration.from_json(run.read_config()))))
     now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
     differing = _differences(earlier, now)

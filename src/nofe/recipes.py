@@ -1,16 +1,20 @@
 """The paper's training settings (supplement, "Network Specifications"), as data, and the default run of each network.
 
-Where paper and release differ, the choice and its reason are in docs/paper-map.md.
+Where paper and release differ, the choice and its reason are in docs/paper-map.md. Recipes of today, for any network,
+stand at the end.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from nofe.architectures import ARCHITECTURES, Architecture, architecture_named
 from nofe.architectures.matched import MATCHED
 from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig
 from nofe.data.batches import Augmentation
+from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
+from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
 
 
@@ -185,7 +189,56 @@ RECIPES |= {
 }
 assert RECIPES.keys() == ARCHITECTURES.keys()
 
+
+def _alike(generalist_epochs: int, experts_epochs: int, **recipe: Any) -> Recipes:
+    """Generalist and experts by one recipe but for its length."""
+    return Recipes(
+        generalist=GeneralistConfig(epochs=generalist_epochs, **recipe),
+        experts=ExpertsConfig(epochs=experts_epochs, **recipe),
+    )
+
+
+# Recipes of today, by name. They suit networks with normalisation; `recipes_named` fits their crops to the network.
+# What residual networks are trained by on CIFAR. Norms are decayed, too: docs/decisions/0009-batch-norm-in-resnet56.md.
+MODERN = _alike(
+    40,
+    200,
+    batch=128,
+    rate=0.1,
+    weight_decay=5e-4,
+    decay_norms=True,
+    optimizer="sgd",
+    nesterov=True,
+    schedule="cosine",
+    warmup_epochs=5.0,
+    label_smoothing=0.1,
+    augmentation=Augmentation(padding=4, mirror=True),
+)
+# What networks of attention are trained by from scratch (DeiT, timm), for a smaller batch.
+ADAMW = _alike(
+    40,
+    200,
+    batch=128,
+    rate=1e-3,
+    weight_decay=0.05,
+    optimizer="adamw",
+    schedule="cosine",
+    warmup_epochs=5.0,
+    label_smoothing=0.1,
+    mixup=0.8,
+    cutmix=1.0,
+    ema=0.999,
+    augmentation=Augmentation(padding=4, mirror=True, randaugment=2, erasing=0.25),
+)
 SMALL_IMAGES = 64  # pixels up to which images are padded before they are cropped; larger ones have a margin
+PAPER = "paper"
+BY_NAME = {"modern": MODERN, "adamw": ADAMW}
+SUMMARIES = {
+    PAPER: "the architecture's own: for a network of the paper the paper's",
+    "modern": "SGD with Nesterov, cosine after warm-up, smoothed labels, 200 epochs",
+    "adamw": "AdamW, cosine after warm-up, RandAugment, erasing, mixup, cutmix, averaged weights, 200 epochs",
+}
+DEMO_DATASET, DEMO_ARCHITECTURE = "glyphs", "small"
 
 
 def recipes_for(architecture: Architecture) -> Recipes:
@@ -201,12 +254,27 @@ def recipes_for(architecture: Architecture) -> Recipes:
     )
 
 
-DEMO_DATASET, DEMO_ARCHITECTURE = "glyphs", "small"
+def recipes_named(name: str, architecture: Architecture) -> Recipes:
+    """A recipe by name, with crops that the network reads; rule and precision stay the architecture's."""
+    own = recipes_for(architecture)
+    if name == PAPER:
+        return own
+    if name not in BY_NAME:
+        raise UserError(f"--recipe {name}: there is none; {did_you_mean(name, SUMMARIES)}")
+    chosen, crop = BY_NAME[name], architecture.input_size
+    padding = chosen.experts.augmentation.padding if crop <= SMALL_IMAGES else 0
+    fitted = replace(chosen.experts.augmentation, crop=crop, padding=padding)
+    return replace(
+        own,
+        generalist=replace(chosen.generalist, augmentation=fitted),
+        experts=replace(chosen.experts, augmentation=fitted),
+        base=None,
+    )
 
 
-def default_run(architecture: str = DEMO_ARCHITECTURE, dataset: str = DEMO_DATASET) -> RunConfig:
-    """The recipe of the architecture: for a network of the paper the paper's, as docs/paper-map.md reads it."""
-    recipes = recipes_for(architecture_named(architecture))
+def default_run(architecture: str = DEMO_ARCHITECTURE, dataset: str = DEMO_DATASET, recipe: str = PAPER) -> RunConfig:
+    """By the recipe of the architecture, for a network of the paper the paper's, or by another one of SUMMARIES."""
+    recipes = recipes_named(recipe, architecture_named(architecture))
     return RunConfig(
         architecture=architecture,
         precision=recipes.precision,
@@ -219,14 +287,5 @@ def default_run(architecture: str = DEMO_ARCHITECTURE, dataset: str = DEMO_DATAS
 
 
 def base_by(experts: ExpertsConfig) -> Recipe:
-    """The experts' recipe, for the base."""
-    return Recipe(
-        epochs=experts.epochs,
-        batch=experts.batch,
-        rate=experts.rate,
-        weight_decay=experts.weight_decay,
-        drops=experts.drops,
-        momentum=experts.momentum,
-        decay_norms=experts.decay_norms,
-        augmentation=experts.augmentation,
-    )
+    """The experts' recipe, for the base: every field of it, whichever there are."""
+    return Recipe(**{field.name: getattr(experts, field.name) for field in fields(Recipe)})

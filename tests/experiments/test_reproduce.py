@@ -11,6 +11,7 @@ from PIL import Image
 
 from nofe.config import with_settings
 from nofe.errors import UserError
+from nofe.experiments import measures
 from nofe.experiments.page import Index, cells, overview, table_in_words
 from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job
 from nofe.experiments.results import results_in
@@ -111,14 +112,18 @@ def test_side_by_side_everything_missing_is_filed_and_then_nothing_is_missing(
     assert cells(row, Index(found).of(row))[1].startswith(f"{np.mean(accuracies):.2f} ±")
 
 
-def test_what_is_measured_on_a_run_is_filed_with_it(shades: Path, workshop: Workshop) -> None:
+def test_what_is_measured_on_a_run_is_filed_with_it(
+    shades: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "INFERENCE_BATCHES", (1, 16))
+    monkeypatch.setattr(measures, "ROUNDS", 1)
     both = replace(experiment(shades, "both", "base.by=experts"), measures=("retrieval", "inference"))
     run_job(Job(both, 0), workshop)
     [found] = results_in(workshop.results)
     precision = found["retrieval"]["precision"]
     assert precision.keys() == {"experts", "base"}
     assert all(0 <= share <= 1 for by_depth in precision.values() for share in by_depth.values())
-    assert all(found["inference"][name]["256"] > found["inference"][name]["1"] > 0 for name in ("base", "experts"))
+    assert all(found["inference"][name]["16"] > found["inference"][name]["1"] > 0 for name in ("base", "experts"))
     assert missing([both], 1, [found]) == []
     plain = {name: value for name, value in found.items() if name != "retrieval"}
     assert [job.name for job in missing([both], 1, [plain])] == ["both-seed0"], "trained, but not all is measured"

@@ -16,14 +16,14 @@ from report_cases import Page, changed
 
 from conftest import small_dataset, small_run
 from nofe import runs
-from nofe.config import from_json, with_settings
+from nofe.config import from_json, to_json, with_settings
 from nofe.errors import RunError, UserError
 from nofe.pipeline import train
 from nofe.recipes import default_run
 from nofe.report import figures, page
 from nofe.report.page import report_if_possible, write_report
 from nofe.report.record import Record, read_record
-from nofe.report.words import with_another_seed
+from nofe.report.words import beyond_the_paper, with_another_seed
 from nofe.runs import Run
 from nofe.training.runtime import make_runtime
 
@@ -286,3 +286,27 @@ def test_damaged_predictions_are_noticed(run: Run, tmp_path: Path, caplog: pytes
 
 def rendered(record: Record) -> Page:
     return Page(page.page(record, []))
+
+
+def test_a_recipe_in_words() -> None:
+    """What the paper's recipes have is in the table; what goes beyond them is said, and nothing else."""
+    paper = to_json(default_run("resnet56-c100", "cifar100"))["experts"]
+    assert beyond_the_paper(paper) == []
+    old = {name: value for name, value in paper.items() if name in ("epochs", "rate", "drops", "augmentation")}
+    assert beyond_the_paper(old | {"augmentation": {"crop": 28, "padding": 0, "mirror": True}}) == []
+    assert beyond_the_paper(to_json(default_run("resnet56-c100", "cifar100", "modern"))["experts"]) == [
+        "SGD with Nesterov's momentum",
+        "warm-up of 5 epochs",
+        "cosine",
+        "labels smoothed by 0.1",
+    ]
+    assert beyond_the_paper(to_json(default_run("resnet56-c100", "cifar100", "adamw"))["experts"]) == [
+        "AdamW",
+        "warm-up of 5 epochs",
+        "cosine",
+        "labels smoothed by 0.1",
+        "RandAugment, 2 at 9",
+        "25% erased",
+        "mixup 0.8 and cutmix 1",
+        "weights averaged with decay 0.999",
+    ]

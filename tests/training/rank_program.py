@@ -30,6 +30,20 @@ from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, launched_runtime
 
 RECIPE = Recipe(epochs=1, batch=16, rate=0.01, weight_decay=1e-3, augmentation=Augmentation(padding=2, mirror=True))
+TODAY = Recipe(
+    epochs=2,
+    batch=16,
+    rate=1e-3,
+    weight_decay=0.05,
+    optimizer="adamw",
+    schedule="cosine",
+    warmup_epochs=0.5,
+    label_smoothing=0.1,
+    mixup=0.8,
+    cutmix=1.0,
+    ema=0.9,
+    augmentation=Augmentation(padding=2, mirror=True, randaugment=2, erasing=0.5),
+)
 SETTINGS = {
     "specialties.count": 2,
     "generalist.confusion_images": 101,
@@ -112,7 +126,8 @@ def trained(make: Callable[[], nn.Module], runtime: Runtime, recipe: Recipe = RE
     state = start_training("base", model, recipe, 0, runtime)
     batches = batches_of(state, images, runtime)
     for _ in range(recipe.epochs):
-        train_epoch(state, batches, Objective(torch.arange(8)), runtime, Silent())
+        train_epoch(state, batches, Objective(torch.arange(8), smoothing=recipe.label_smoothing), runtime, Silent())
+    state.finish()
     return {name: tensor.clone() for name, tensor in model.state_dict().items()} | {"totals": state.totals.clone()}
 
 
@@ -164,6 +179,7 @@ def together(out: Path, images: Path) -> None:
         found["generators"] = runtime.ranks.gather(torch.get_rng_state())
     with launched_runtime("cpu", sync_batch_norm=True) as runtime:  # joined again, in the same process
         found["synchronised"] = {name: trained(make, runtime) for name, make in NETWORKS.items()}
+        found["today"] = {name: trained(make, runtime, TODAY) for name, make in NETWORKS.items()}
     folder = out / f"run-of-{rank}"  # rank 0's is the one that counts
     found["summary"] = nofe.train(
         folder, f"folder:{images}", "alexnet-quick-c100", settings=SETTINGS, device="cpu", quiet=True

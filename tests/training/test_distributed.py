@@ -147,6 +147,14 @@ def test_synchronised_batch_norm_is_that_of_one_rank(network: str, found: list[d
 
 
 @pytest.mark.parametrize("network", program.NETWORKS)
+def test_two_ranks_train_like_one_by_a_recipe_of_today(network: str, found: list[dict[str, Any]]) -> None:
+    """AdamW, mixed and augmented images, averaged weights and statistics: partners may be the other rank's."""
+    expected = program.trained(program.NETWORKS[network], make_runtime("cpu"), program.TODAY)
+    for by_rank in found:
+        assert_close(expected, by_rank["today"][network], digits=1e-6)
+
+
+@pytest.mark.parametrize("network", program.NETWORKS)
 def test_ranks_end_alike_without_it(network: str, found: list[dict[str, Any]]) -> None:
     """Each normalises by its own share, so it is another training; running statistics are averaged all the same."""
     one, other = (by_rank["apart"][network] for by_rank in found)

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nofe import config as configuration
 from nofe import runs
 from nofe.architectures import Architecture, Classifier, parameter_count
 from nofe.architectures.nin import NIN_C100
@@ -240,7 +241,7 @@ def train_fine_component(
         return accuracy(model, test, crop, task.runtime, place_of_class) if len(test) else None
 
     train_by(
-        Objective(place_of_class),
+        Objective(place_of_class, smoothing=recipe.label_smoothing),
         stage,
         model,
         recipe,
@@ -262,7 +263,7 @@ def fine_tune(task: Task, network: HDCNN, categories: CoarseCategories) -> None:
     shares = torch.from_numpy(categories.shares(task.dataset.train.labels)).float().to(device)
     everything = torch.arange(task.dataset.classes, device=device)
     train_by(
-        JointObjective(everything, shares, task.config.consistency),
+        JointObjective(everything, shares, task.config.consistency, smoothing=recipe.label_smoothing),
         "joint",
         Joint(network),
         recipe,
@@ -332,6 +333,9 @@ def _require_fitting(config: HDCNNConfig, architecture: Architecture, dataset: D
 
 def _require_same(described: dict[str, Any], run: Run) -> None:
     earlier, now = run.read_config(), json.loads(json.dumps(described))
+    if "hdcnn" in earlier:  # read and written again: a field that is newer than the run has its default
+        known = configuration.structured(earlier["hdcnn"], HDCNNConfig)
+        earlier["hdcnn"] = json.loads(json.dumps(dataclasses.asdict(known)))
     differing = [name for name in sorted(earlier.keys() | now.keys()) if earlier.get(name) != now.get(name)]
     if differing:
         raise UserError(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nofe.architectures import Classifier
+from nofe.data.mixing import Labels
 from nofe.errors import UserError
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
@@ -215,7 +216,7 @@ class JointObjective(Objective):
     shares: Tensor  # (K,) t
     weight: float  # lambda
 
-    def __call__(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, outputs: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
         widths = [len(self.target_of_class), len(self.shares)]
         log_probabilities, log_coarse = outputs.float().split(widths, dim=1)
         loss, recognised = super().__call__(log_probabilities, labels)

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nofe.config import from_json, to_json
 from nofe.experiments.claims import judged
 from nofe.experiments.page import Index, Measured, cells, mean_and_deviation
 from nofe.experiments.pictures import pictures
 from nofe.experiments.tables import HDCNN, RETRIEVAL, TABLE_1, TABLES, Table
+from nofe.report.words import beyond_the_paper
 
 Result = Mapping[str, Any]
 
@@ -193,7 +195,9 @@ def others_section(results: Sequence[Result], index: Index) -> list[str]:
     groups: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         if id(result) not in in_tables:
-            config = {**result["config"], "seed": None, "device": result["environment"]["device"]}
+            # Read and written again: a result from before a field was added is alike one with its default.
+            config = to_json(from_json(result["config"]))
+            config |= {"seed": None, "device": result["environment"]["device"]}
             groups[json.dumps(config, sort_keys=True)].append(result)
     if not groups:
         return []
@@ -260,4 +264,5 @@ def _recipe(recipe: Mapping[str, Any]) -> str:
     words = f"{recipe['epochs']} epochs at {recipe['rate']:g}"
     words += f", a tenth after {drops}" if drops else ""
     words += f", batch {recipe['batch']}, weight decay {recipe['weight_decay']:g}"
-    return words + (", on batch norm too" if recipe.get("decay_norms") else "")
+    words += ", on batch norm too" if recipe.get("decay_norms") else ""
+    return ", ".join([words, *beyond_the_paper(recipe)])

@@ -2,13 +2,16 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from nofe.report.record import Record
 from nofe.report.text import network_name
 from nofe.specialties import rule_named
 
-RECIPE_HEAD = ("network", "epochs", "batch", "learning rate", "momentum", "weight decay", "augmentation", "begins with")
+RECIPE_HEAD = (
+    "network", "epochs", "batch", "learning rate", "momentum", "weight decay", "augmentation", "also", "begins with",
+)  # fmt: skip
 STARTS = {
     "random": "random weights",
     "scratch": "random weights",
@@ -97,8 +100,30 @@ def _recipe(recipe: dict[str, Any], begins_with: str) -> tuple[str, ...]:
         f"{recipe['momentum']:g}",
         f"{recipe['weight_decay']:g}" + (", on batch norm too" if recipe.get("decay_norms") else ""),
         _augmentation(recipe["augmentation"]),
+        "; ".join(beyond_the_paper(recipe)) or "-",
         begins_with,
     )
+
+
+def beyond_the_paper(recipe: Mapping[str, Any]) -> list[str]:
+    """What a recipe has that the paper's do not; those of older files lack the fields."""
+    augmentation = recipe["augmentation"]
+    sgd = "SGD with Nesterov's momentum" if recipe.get("nesterov") else "SGD as PyTorch does it"
+    warmup, smoothing = recipe.get("warmup_epochs", 0), recipe.get("label_smoothing", 0)
+    count, erasing = augmentation.get("randaugment", 0), augmentation.get("erasing", 0)
+    mixed = [f"{name} {recipe[name]:g}" for name in ("mixup", "cutmix") if recipe.get(name)]
+    said = {
+        {"sgd": sgd, "adamw": "AdamW"}.get(recipe.get("optimizer", "caffe-sgd"), ""): True,
+        f"warm-up of {warmup:g} epochs": warmup,
+        "cosine": recipe.get("schedule") == "cosine",
+        f"labels smoothed by {smoothing:g}": smoothing,
+        f"RandAugment, {count} at {augmentation.get('magnitude', 0)}": count,
+        "TrivialAugment": augmentation.get("trivialaugment"),
+        f"{erasing:.0%} erased": erasing,
+        " and ".join(mixed): mixed,
+        f"weights averaged with decay {recipe.get('ema', 0):g}": recipe.get("ema"),
+    }
+    return [words for words, holds in said.items() if words and holds]
 
 
 def _epochs(numbers: list[str]) -> str:

@@ -23,7 +23,7 @@ log = logging.getLogger("nofe")
 class Checkpoint:
     stage: str
     step: int
-    tensors: dict[str, Tensor]  # model.*, momentum.*, generator.*
+    tensors: dict[str, Tensor]  # model.*, momentum.*, ema.*, generator.*
     notes: dict[str, Any]  # what is not a tensor: totals of the epoch, specialties, threads
 
 

@@ -15,10 +15,10 @@ from nofe.training.checkpoint import (
     write_checkpoint,
 )
 from nofe.training.loop import TrainState
-from nofe.training.optimizer import current_rate, load_optimizer_tensors, optimizer_tensors, set_rate
+from nofe.training.optimizer import MEMORY, current_rate, load_optimizer_tensors, optimizer_tensors, set_rate
 from nofe.training.progress import Progress
 from nofe.training.ranks import Ranks
-from nofe.training.recipe import rate_in_epoch
+from nofe.training.recipe import rate_at
 from nofe.training.runtime import Interrupted, Runtime
 
 
@@ -59,7 +59,7 @@ class Journal:
             "step": state.step,
             "loss": loss,
             "accuracy": accuracy,
-            "rate": rate_in_epoch(state.recipe, epoch - 1),
+            "rate": rate_at(state.recipe, state.step - 1, state.step // epoch),  # of its last step
             "seconds": round(seconds, 3),
             "images_per_second": round((state.images - self._seen_before) / seconds, 1),
             **figures,
@@ -92,8 +92,12 @@ class Journal:
 
 def _snapshot(state: TrainState, stage_notes: dict[str, Any], ranks: Ranks) -> Checkpoint:
     tensors = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
-    momentum = _renamed("to_disk", state, optimizer_tensors(state.optimizer, state.model))
-    tensors |= {f"momentum.{name}": tensor for name, tensor in momentum.items()}
+    for kind, prefix in MEMORY.items():
+        memory = _renamed("to_disk", state, optimizer_tensors(state.optimizer, state.model, kind))
+        tensors |= {f"{prefix}.{name}": tensor for name, tensor in memory.items()}
+    if state.average:
+        average = _renamed("to_disk", state, state.average.tensors)
+        tensors |= {f"ema.{name}": tensor for name, tensor in average.items()}
     tensors["totals"] = state.totals
     tensors["generator.cpu"] = ranks.gather(torch.get_rng_state())  # (ranks, ...): each drops its own
     if state.totals.device.type == "cuda":
@@ -125,7 +129,11 @@ def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> boo
     state.model.load_state_dict(of("model."))
     # The rate first: the momentum buffers were saved as they stood at that rate.
     set_rate(state.optimizer, notes["rate"])
-    load_optimizer_tensors(state.optimizer, state.model, _renamed("from_disk", state, of("momentum.")))
+    for kind, prefix in MEMORY.items():
+        memory = _renamed("from_disk", state, of(f"{prefix}."))
+        load_optimizer_tensors(state.optimizer, state.model, memory, kind, checkpoint.step)
+    if state.average:
+        state.average.load(_renamed("from_disk", state, of("ema.")))
     state.totals.copy_(checkpoint.tensors["totals"])
     state.images, state.step = notes["images"], checkpoint.step
     _restore_generators(state, checkpoint, runtime)
@@ -147,6 +155,6 @@ def _restore_generators(state: TrainState, checkpoint: Checkpoint, runtime: Runt
 
 
 def _renamed(how: str, state: TrainState, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A model that holds its weights in another shape than it saves them renames the momentum alike."""
+    """A model that holds its weights in another shape than it saves them renames what goes with them alike."""
     rename = getattr(state.model, how, None)
     return rename(tensors) if callable(rename) else tensors

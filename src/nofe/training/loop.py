@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +11,16 @@ from torch import Tensor, nn
 
 from nofe.architectures.caffe import counting_steps_together
 from nofe.data.batches import Batches, DeviceImages
+from nofe.data.mixing import Labels
 from nofe.data.stream import batches_over
 from nofe.errors import RunError
 from nofe.streams import seed_for
+from nofe.training.average import MovingAverage
 from nofe.training.half import forward_of
 from nofe.training.launch import compile_blocks, compiled, launcher
-from nofe.training.optimizer import caffe_sgd, set_rate
+from nofe.training.optimizer import optimizer_of, set_rate
 from nofe.training.progress import Progress
-from nofe.training.recipe import Recipe, rate_in_epoch
+from nofe.training.recipe import Recipe, rate_at
 from nofe.training.runtime import Runtime
 from nofe.training.sync_norm import synchronise_batch_norm
 
@@ -27,12 +30,22 @@ class Objective:
     """Cross entropy against a target for each class: the class itself, or its specialty (Eq. 1 and 2)."""
 
     target_of_class: Tensor  # (C,)
+    smoothing: float = field(default=0.0, kw_only=True)  # share of a target that is spread over all outputs
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss, and the number of images recognised."""
-        targets = self.target_of_class[labels]
+    def __call__(self, logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+        """The mean loss, and the number of images recognised; of mixed ones, by what there is more of."""
         logits = logits.float()
-        return F.cross_entropy(logits, targets), (logits.argmax(1) == targets).sum()
+        if isinstance(labels, Tensor):
+            targets = self.target_of_class[labels]
+            loss = F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
+            return loss, (logits.argmax(1) == targets).sum()
+        own, other = self.target_of_class[labels.own], self.target_of_class[labels.other]
+        of_own, of_other = (
+            F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.smoothing)  # (B,)
+            for targets in (own, other)
+        )
+        loss = (labels.share * of_own + (1 - labels.share) * of_other).mean()
+        return loss, (logits.argmax(1) == torch.where(labels.share >= 0.5, own, other)).sum()
 
     def retarget(self, target_of_class: Tensor) -> None:
         """In place: a step that was captured or compiled keeps reading the same memory."""
@@ -45,18 +58,28 @@ class TrainState:
 
     stage: str
     model: nn.Module
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     recipe: Recipe
     seed: int
     totals: Tensor  # (2,) loss and recognised images of all ranks, summed since the epoch began
     step: int = 0
     images: int = 0  # seen since the epoch began
     launch: Callable[[], None] | None = None  # one training step, however the runtime runs it
+    average: MovingAverage | None = None  # of the weights, where the recipe wants one
 
     def mean_loss_and_accuracy(self) -> tuple[float, float]:
         """Over the epoch so far. Waits for the device."""
         loss, recognised = self.totals.tolist()
         return loss / max(self.images, 1), recognised / max(self.images, 1)
+
+    def as_evaluated(self) -> AbstractContextManager[None]:
+        """The model has its averaged weights for a while; without an average it is as it is."""
+        return self.average.adopted() if self.average else nullcontext()
+
+    def finish(self) -> None:
+        """The model has the weights that the stage is to leave behind."""
+        if self.average:
+            self.average.adopt()
 
 
 def start_training(stage: str, model: nn.Module, recipe: Recipe, seed: int, runtime: Runtime) -> TrainState:
@@ -66,7 +89,8 @@ def start_training(stage: str, model: nn.Module, recipe: Recipe, seed: int, runt
         synchronise_batch_norm(model, runtime.ranks)
     compile_blocks(model, runtime)
     totals = torch.zeros(2, device=runtime.device)
-    return TrainState(stage, model, caffe_sgd(model, recipe), recipe, seed, totals)
+    average = MovingAverage(model, recipe.ema) if recipe.ema else None
+    return TrainState(stage, model, optimizer_of(model, recipe), recipe, seed, totals, average=average)
 
 
 def batches_of(state: TrainState, images: DeviceImages, runtime: Runtime) -> Batches:
@@ -77,6 +101,8 @@ def batches_of(state: TrainState, images: DeviceImages, runtime: Runtime) -> Bat
         batch=recipe.batch,
         seed=state.seed,
         stage=state.stage,
+        mixup=recipe.mixup,
+        cutmix=recipe.cutmix,
         rank=runtime.ranks.rank,
         ranks=runtime.ranks.count,
     )
@@ -99,7 +125,6 @@ def train_epoch(
         state.images = 0
         # Every rank drops other numbers.
         torch.manual_seed(seed_for(state.seed, state.stage, "dropout", epoch) + runtime.ranks.rank)
-    set_rate(state.optimizer, rate_in_epoch(state.recipe, epoch))
     batches.begin(epoch, position)
     state.model.train()
     if state.launch is None:
@@ -107,12 +132,17 @@ def train_epoch(
     with counting_steps_together(state.model) as taken:
         while state.step < stop and not runtime.stops_before(state.step):
             batches.feed()
+            # Numbers of this step, put where the step reads them: nothing waits for the device.
+            set_rate(state.optimizer, rate_at(state.recipe, state.step, batches.steps_per_epoch))
+            if state.average:
+                state.average.before(state.step)
             state.launch()
             state.step += 1
             taken[0] += 1
             state.images += batches.global_batch
             progress.advance(state, batches.global_batch)
-    runtime.ranks.average([state.totals, *running_statistics(state.model)])
+    averaged = state.average.statistics() if state.average else []
+    runtime.ranks.average([state.totals, *running_statistics(state.model), *averaged])
     _require_finite(state, epoch)
 
 
@@ -120,11 +150,11 @@ def training_step(state: TrainState, batches: Batches, objective: Objective, run
     """One step as a function: batch, forward, loss, backward, weights. It reads and writes tensors alone."""
     forward = forward_of(state.model, runtime)
 
-    def next_batch() -> tuple[Tensor, Tensor]:  # (B, 3, h, w), (B,)
+    def next_batch() -> tuple[Tensor, Labels]:  # (B, 3, h, w), (B,)
         images, labels = batches.next()
         return images.to(runtime.input_dtype, memory_format=torch.channels_last), labels
 
-    def score(logits: Tensor, labels: Tensor) -> Tensor:
+    def score(logits: Tensor, labels: Labels) -> Tensor:
         loss, recognised = objective(logits, labels)
         # As if every rank's share were like this one; averaged over ranks it is the sum of all shares.
         of_all = torch.stack([loss.detach() * batches.global_batch, (recognised * batches.ranks).to(loss.dtype)])
@@ -139,6 +169,8 @@ def training_step(state: TrainState, batches: Batches, objective: Objective, run
         state.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         state.optimizer.step()
+        if state.average:
+            state.average.update()
 
     return step
 

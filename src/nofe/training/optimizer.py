@@ -1,12 +1,17 @@
-"""The paper's SGD: Caffe's multipliers for each parameter, and the learning rate inside the momentum buffer.
+"""The paper's SGD, and two of today's.
 
-Caffe steps by V = mu V + rate (g + decay w), w = w - V; PyTorch by B = mu B + (g + decay w), w = w - rate B. With
-B = V / rate they are the same, so PyTorch's own kernels serve as long as B is rescaled whenever the rate changes:
-after a drop the old, larger velocity then dies away over some ten steps, as it did in the release.
+Caffe's SGD has multipliers for each parameter, and the learning rate inside the momentum buffer: it steps by
+V = mu V + rate (g + decay w), w = w - V; PyTorch by B = mu B + (g + decay w), w = w - rate B. With B = V / rate they
+are the same, so PyTorch's own kernels serve as long as B is rescaled whenever the rate changes: after a drop the old,
+larger velocity then dies away over some ten steps, as it did in the release.
+
+`sgd` and `adamw` are PyTorch's own: one rate for all, and no decay of norms and biases unless asked for.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +19,49 @@ from torch import Tensor, nn
 from nofe.architectures.caffe import Multipliers, multipliers_of
 from nofe.training.recipe import Recipe
 
+SECOND_MOMENTUM = 0.999  # of AdamW's squared gradients
+# What an optimizer remembers of each parameter, by PyTorch's name and by the one in a checkpoint. AdamW's count of
+# steps is left out: it is that of the stage.
+MEMORY = {"momentum_buffer": "momentum", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+
+
+def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    if recipe.optimizer == "caffe-sgd":
+        return caffe_sgd(model, recipe)
+    groups = _groups(model, recipe, _plain_multipliers(model, recipe))
+    device = next(model.parameters()).device
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(
+            groups, lr=recipe.rate, momentum=recipe.momentum, nesterov=recipe.nesterov, **_fastest_sgd(device)
+        )
+    on_gpu = device.type == "cuda"
+    adamw = torch.optim.AdamW(
+        groups, lr=recipe.rate, betas=(recipe.momentum, SECOND_MOMENTUM), fused=True, capturable=on_gpu
+    )
+    # The steps before a capture run without one, which is no cause for a warning.
+    adamw._warned_capturable_if_run_uncaptured = True
+    return adamw
+
 
 def caffe_sgd(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
     multipliers = multipliers_of(model)
     if recipe.decay_norms:
-        multipliers |= {name: replace(multipliers[name], decay=1.0) for name in _norms(model)}
+        multipliers |= {name: replace(multipliers[name], decay=1.0) for name in _batch_norms(model)}
+    groups = _groups(model, recipe, multipliers, velocity_holds_rate=True)
+    device = next(model.parameters()).device
+    return torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum, **_fastest_sgd(device))
+
+
+def _groups(
+    model: nn.Module, recipe: Recipe, multipliers: Mapping[str, Multipliers], *, velocity_holds_rate: bool = False
+) -> list[dict[str, Any]]:
+    """A parameter group for each pair of multipliers."""
     alike: dict[Multipliers, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             alike[multipliers[name]].append(parameter)
     device = next(model.parameters()).device
-    groups = [
+    return [
         {
             "params": parameters,
             # A tensor, so that a captured step reads the rate of the day.
@@ -32,15 +69,30 @@ def caffe_sgd(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
             "rate": recipe.rate,
             "rate_multiplier": of.rate,
             "weight_decay": recipe.weight_decay * of.decay,
+            "velocity_holds_rate": velocity_holds_rate,
         }
         for of, parameters in alike.items()
     ]
-    # Measured on many small tensors: fused kernels win on a GPU, foreach by a factor of five on a CPU.
-    kernel = {"fused": True} if device.type == "cuda" else {"foreach": True}
-    return torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum, **kernel)
 
 
-def _norms(model: nn.Module) -> list[str]:
+def _fastest_sgd(device: torch.device) -> dict[str, Any]:
+    """Measured on many small tensors: fused kernels win on a GPU, foreach by a factor of five on a CPU."""
+    return {"fused": True} if device.type == "cuda" else {"foreach": True}
+
+
+def _plain_multipliers(model: nn.Module, recipe: Recipe) -> dict[str, Multipliers]:
+    """Norms and biases without decay, unless the recipe wants it; the layers' own, which are Caffe's, do not count."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        owner, _, own_name = name.rpartition(".")
+        # By name as well as by shape: fused experts have a bias for each, (K, O).
+        of_norm = "norm" in type(model.get_submodule(owner)).__name__.lower()
+        spared = parameter.dim() <= 1 or own_name == "bias" or of_norm
+        found[name] = Multipliers(decay=0.0 if spared and not recipe.decay_norms else 1.0)
+    return found
+
+
+def _batch_norms(model: nn.Module) -> list[str]:
     """The parameters of batch norm, by name."""
     return [
         f"{path}.{name}"
@@ -50,36 +102,49 @@ def _norms(model: nn.Module) -> list[str]:
     ]
 
 
-def set_rate(optimizer: torch.optim.SGD, rate: float) -> None:
-    """Change the learning rate and keep Caffe's velocity."""
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Change the learning rate, between two steps; Caffe's velocity is kept. Nothing waits for the device."""
     for group in optimizer.param_groups:
         if group["rate"] == rate:
             continue
-        velocities = [buffer for p in group["params"] if (buffer := _buffer(optimizer, p)) is not None]
-        if velocities:
-            torch._foreach_mul_(velocities, group["rate"] / rate)
+        if group["velocity_holds_rate"]:
+            found = (_memory(optimizer, p, "momentum_buffer") for p in group["params"])
+            if velocities := [buffer for buffer in found if buffer is not None]:
+                torch._foreach_mul_(velocities, group["rate"] / rate)
         group["lr"].fill_(rate * group["rate_multiplier"])
         group["rate"] = rate
 
 
-def current_rate(optimizer: torch.optim.SGD) -> float:
+def current_rate(optimizer: torch.optim.Optimizer) -> float:
     rate: float = optimizer.param_groups[0]["rate"]
     return rate
 
 
-def optimizer_tensors(optimizer: torch.optim.SGD, model: nn.Module) -> dict[str, Tensor]:
-    """The momentum buffers by parameter name; with the rate they are all that a checkpoint needs."""
-    named = ((name, _buffer(optimizer, parameter)) for name, parameter in model.named_parameters())
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: nn.Module, kind: str = "momentum_buffer"
+) -> dict[str, Tensor]:
+    """One kind of MEMORY by parameter name; with the rate and the step they are all that a checkpoint needs."""
+    named = ((name, _memory(optimizer, parameter, kind)) for name, parameter in model.named_parameters())
     return {name: buffer for name, buffer in named if buffer is not None}
 
 
-def load_optimizer_tensors(optimizer: torch.optim.SGD, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    kind: str = "momentum_buffer",
+    step: int = 0,
+) -> None:
+    """Put one kind of MEMORY back as it was after so many steps."""
     for name, parameter in model.named_parameters():
         if name in tensors:
             buffer = tensors[name].to(parameter.device, copy=True)
-            optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+            memory = optimizer.state[parameter]
+            memory[kind] = torch.empty_like(parameter).copy_(buffer)
+            if isinstance(optimizer, torch.optim.AdamW):
+                memory["step"] = torch.tensor(float(step), device=parameter.device)
 
 
-def _buffer(optimizer: torch.optim.SGD, parameter: nn.Parameter) -> Tensor | None:
-    buffer: Tensor | None = optimizer.state.get(parameter, {}).get("momentum_buffer")
+def _memory(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, kind: str) -> Tensor | None:
+    buffer: Tensor | None = optimizer.state.get(parameter, {}).get(kind)
     return buffer
