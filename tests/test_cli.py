@@ -346,6 +346,8 @@ def test_a_device_that_is_not_there() -> None:
         ("folder:nowhere", "nowhere: no such folder"),
         ("{animals}", "not a data set's name but a folder; did you mean 'folder:"),
         ("folder:{animals}/val/ant", "holds no class folders; sort the images into one folder a class"),
+        ("shards:{animals}", "holds no .tar files; make some with nofe pack"),
+        ("hf:{animals}/nowhere", "no such folder; name one that datasets.save_to_disk wrote"),
         ("folder:{animals}/train/ant/0.png", "not a folder"),
     ],
 )

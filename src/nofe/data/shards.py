@@ -6,7 +6,6 @@
 Without test shards a part is held out, as for a folder.
 """
 
-import hashlib
 import json
 import logging
 import re
@@ -180,8 +179,3 @@ def _checksums(files: Sequence[Path], manifest: dict[str, Any] | None) -> list[s
 def _groups(manifest: dict[str, Any] | None, classes: int) -> dict[str, tuple[int, ...]]:
     groups = (manifest or {}).get("groups", {})
     return {str(name): tuple(ids) for name, ids in groups.items() if len(ids) == classes}
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
