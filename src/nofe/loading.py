@@ -51,12 +51,12 @@ class FinishedRun:
         network.preprocess = self.preprocess
         return network.eval()
 
-    def base(self) -> Classifier | None:
-        """The plain network by the experts' recipe, where the run has one."""
-        if not self.run.has(runs.BASE):
+    def base(self, file: str = runs.BASE) -> Classifier | None:
+        """The plain network, by the experts' recipe or by the paper's (runs.PAPER_BASE), where the run has one."""
+        if not self.run.has(file):
             return None
         base = self.architecture().classifier(len(self.class_names))
-        base.load_state_dict(safetensors.torch.load(self.run.read(runs.BASE)))
+        base.load_state_dict(safetensors.torch.load(self.run.read(file)))
         return base.eval()
 
     def preprocess(self, images: Tensor) -> Tensor:

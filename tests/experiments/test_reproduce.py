@@ -19,6 +19,7 @@ from nofe.experiments.tables import KS, PAPER_TABLE_3, TABLES, Experiment, Row, 
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
 from nofe.runs import Run
+from nofe.specialties.wordnet import hypernyms
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,6 +130,38 @@ def test_what_is_measured_on_a_run_is_filed_with_it(
     assert [job.name for job in missing([both], 1, [plain])] == ["both-seed0"], "trained, but not all is measured"
 
 
+def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(
+    tmp_path: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real ids, larger pictures of other shapes, ten crops: all but the millions of images."""
+    names = sorted(hypernyms())[4000:4012]
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 2), ("val", 1)):
+        for name in names:
+            folder = tmp_path / "imagenet" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (270, 300, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{name}_{number}.JPEG")
+    monkeypatch.chdir(tmp_path)
+    rows = {row.label: row.experiment for row in TABLES["imagenet"].rows}
+    short = [
+        "generalist.epochs=1",
+        "generalist.batch=8",
+        "base.paper.epochs=1",
+        "base.paper.batch=8",
+        "specialties.count=3",
+    ]
+    wordnet = rows["WordNet, K=10, the generalist"]
+    base = rows["base"]
+    for each in (base, wordnet):
+        run_job(Job(replace(each, config=with_settings(each.config, short)), 0), workshop)
+    found = {result["experiment"]: result for result in results_in(workshop.results)}
+    assert found[base.name]["ten_crops"]["base-paper"]["top_5"] >= found[base.name]["ten_crops"]["base-paper"]["top_1"]
+    assert found[wordnet.name]["specialties"]["specialty_count"] == 3
+    assert len(found[wordnet.name]["classes_moved_by_update"]) == 0, "WordNet does not learn"
+
+
 def test_no_time_starts_nothing(shades: Path, workshop: Workshop) -> None:
     jobs = missing([experiment(shades, "good", "until=specialties")], 1, [])
     assert reproduce(jobs, workshop, side_by_side=1, minutes=0) == []
@@ -194,7 +227,8 @@ def test_the_tables_hold_what_the_paper_reports() -> None:
 
 
 def test_tables_by_name() -> None:
-    assert tables_named(["all"]) == list(TABLES.values())
+    assert tables_named(["all"]) == [table for name, table in TABLES.items() if name != "imagenet"], "it is not at hand"
+    assert [row.experiment.config.specialties.count for row in TABLES["imagenet"].rows] == [10, 10, 40, 10, 10, 10]
     assert [table.name for table in tables_named(["table-4", "scratch"])] == ["table-4", "scratch"]
     with pytest.raises(UserError, match="table3: no table or figure has this name; did you mean 'table-3'"):
         tables_named(["table3"])

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from nofe import runs
+from nofe.evaluation import predict
 from nofe.experiments.hdcnn import open_hdcnn
 from nofe.loading import open_finished
 from nofe.report.neighbours import neighbours_picture
@@ -99,4 +101,26 @@ def _time(launch: Callable[[], None], runtime: Runtime) -> float:
     return 1000 * (time.perf_counter() - began) / launched
 
 
-MEASURES: dict[str, Callable[[Path, Runtime], dict[str, Any]]] = {"retrieval": retrieval, "inference": inference}
+def ten_crops(run: Path, runtime: Runtime) -> dict[str, Any]:
+    """Top-1 and top-5 by ten crops, as the paper judges on ImageNet, of all networks over classes that the run has."""
+    finished = open_finished(run)
+    runtime.use_precision(finished.config.precision)
+    test = finished.test_images(runtime)
+    networks: dict[str, nn.Module | None] = {"base": finished.base(), "base-paper": finished.base(runs.PAPER_BASE)}
+    if finished.config.until == "experts":
+        experts = finished.network()
+        experts.fuse()
+        networks["experts"] = experts
+    figures = {}
+    for name, network in networks.items():
+        if network is not None:
+            predictions = predict(network.to(runtime.device), test, finished.crop, runtime, crops=10)
+            figures[name] = {"top_1": predictions.top(1), "top_5": predictions.top(5)}
+    return figures
+
+
+MEASURES: dict[str, Callable[[Path, Runtime], dict[str, Any]]] = {
+    "retrieval": retrieval,
+    "inference": inference,
+    "ten_crops": ten_crops,
+}

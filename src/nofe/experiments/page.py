@@ -1,5 +1,6 @@
 """Tables of measured results beside the paper's: in the terminal, and as Markdown."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str,
                 seconds += job.seconds(left)
                 left |= job.keys()
         state = "done" if done == len(jobs) else "missing" if done == 0 else "in part"
-        cost = "" if done == len(jobs) else f"{seconds / 60:.1f}"
+        cost = "" if done == len(jobs) else f"{seconds / 60:.1f}" if math.isfinite(seconds) else "not known"
         lines.append((table.name, table.title, f"{len(table.rows)}", f"{done}/{len(jobs)}", state, cost))
     head = ("name", "what", "rows", "runs done", "state", "GPU minutes missing")
     return text_table(head, lines)

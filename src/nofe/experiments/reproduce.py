@@ -4,6 +4,7 @@ Each run is a process's job: small networks leave a GPU idle, and processes shar
 result is one file in `results/`, written when it is complete; an interrupted one goes on from its checkpoint.
 """
 
+import math
 import multiprocessing
 import queue
 import time
@@ -85,7 +86,9 @@ def epochs_of(config: RunConfig) -> dict[str, int]:
 
 
 def seconds_of(config: RunConfig, stage: str, epochs: int) -> float:
-    name = next((name for name in SECONDS_AN_EPOCH if config.architecture.startswith(name)), "alexnet-c100")
+    name = next((name for name in SECONDS_AN_EPOCH if config.architecture.startswith(name)), None)
+    if name is None:
+        return math.inf  # nobody has measured it
     base, experts = SECONDS_AN_EPOCH[name]
     larger = config.architecture != name  # a base of the experts' size
     return epochs * (experts if larger or stage == "experts" else base)
