@@ -88,7 +88,7 @@ def table_in_words(table: Table, results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]]) -> str:
-    """Every table: how many of its runs are done, and what the missing ones cost alone on an H200."""
+    """Every table: how many of its runs are done, and an estimate of what the missing ones cost alone on an H200."""
     there = keys_with_results(results)
     lines = []
     for table in tables:

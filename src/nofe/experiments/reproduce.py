@@ -22,7 +22,9 @@ from nofe.experiments.tables import Experiment
 from nofe.reuse import base_recipes, stage_keys, stages_of
 from nofe.runs import Run
 
-# Seconds an epoch of 50,000 images, base and experts with K=10: one run alone on an H200, compiled and captured.
+# Seconds an epoch of 50,000 images, base and experts with K=10, of a run alone on an H200, compiled and captured, to
+# plan by: of AlexNet-C100 and ResNet56 from benchmarks/results/nvidia-h200/steps-and-runs-side-by-side.json; of the
+# others estimates, until they are measured.
 SECONDS_AN_EPOCH = {
     "alexnet-c100": (0.26, 0.30),
     "alexnet-quick-c100": (0.26, 0.30),
@@ -32,7 +34,7 @@ SECONDS_AN_EPOCH = {
 }
 
 
-HDCNN_SECONDS = 600.0  # of all its stages together
+HDCNN_SECONDS = 600.0  # of all its stages together, an estimate
 
 
 @dataclass(frozen=True)
