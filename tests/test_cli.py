@@ -308,6 +308,7 @@ def test_without_a_command_there_is_help() -> None:
         (["--experts", "5"], "--experts 5: more than the 4 classes of folder:"),
         (["--architecture", "alexnet"], "architecture 'alexnet': no network has this name; did you mean 'alexnet-"),
         (["--architecture", "zzz"], "no network has this name; choose from alexnet-c100"),
+        (["--reuse", "nowhere"], "--reuse nowhere: no run is here (there is no config.json); name the folder of one"),
         (["--rule", "balanced"], "rule 'balanced': there is none; did you mean 'fully-balanced'?"),
         (["--rule", "groups"], "set both or neither"),
         (["--base", "nothing"], "'nothing' is not one of experts, paper, both, none"),

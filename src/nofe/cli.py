@@ -69,6 +69,7 @@ def train(
     """Train a base and a network of experts, and compare them. On several GPUs: torchrun ... -m nofe train ..."""
     from nofe import pipeline, runs
     from nofe.architectures.zoo import trust
+    from nofe.errors import UserError
     from nofe.report.text import comparison, specialties_in_words
     from nofe.training.progress import Silent, progress_for_this_output
     from nofe.training.runtime import launched_runtime
@@ -90,6 +91,9 @@ def train(
         "base.by": base,
         "precision": precision,
     }
+    for donor in reuse or []:
+        if not (donor / runs.CONFIG).exists():
+            raise UserError(f"--reuse {donor}: no run is here (there is no {runs.CONFIG}); name the folder of one")
     if architecture is not None:
         trust(architecture)
     given = {name: value for name, value in chosen.items() if value is not None}
