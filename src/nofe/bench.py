@@ -6,9 +6,7 @@ such group after another is on the device, so that a sweep over K and C needs no
 """
 
 import gc
-import re
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -24,15 +22,15 @@ from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.data.dataset import ImageSet
 from nofe.errors import UserError
 from nofe.experts.network import plant_experts
+from nofe.files import slug
 from nofe.frozen import MEASURING_PAYS_FROM, FrozenNetwork
 from nofe.specialties import random_balanced
-from nofe.training.launch import compile_blocks, launcher
+from nofe.training.launch import MODES, compile_blocks, in_mode, launcher, launches_in, milliseconds
 from nofe.training.loop import Objective, start_training, training_step
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, device_name, environment
 
 NETWORKS = ("base", "loop", "fused")
-MODES = ("eager", "captured", "compiled", "compiled+captured")
 TASKS = ("train", "forward", "inference")
 USUAL_TASKS = ("train", "forward")
 GROWTH = {"experts": (2, 5, 10, 20, 50, 100), "classes": (100, 1_000, 10_000)}
@@ -124,11 +122,11 @@ def measure(
         for case in group:
             if case not in prepared:
                 prepared[case] = _prepare(known, case, runtime)
-                prepared[case].steps = _steps_for(prepared[case].launch, seconds_a_round, runtime)
+                prepared[case].steps = launches_in(prepared[case].launch, seconds_a_round, runtime)
         times: dict[Case, list[float]] = {case: [] for case in group}
         for _ in range(rounds):
             for case in group:
-                times[case].append(_time(prepared[case].launch, prepared[case].steps, runtime))
+                times[case].append(milliseconds(prepared[case].launch, prepared[case].steps, runtime))
         for case in group:
             prepared[case].times += times[case]
         of_base = next((statistics.median(times[case]) for case in group if case.network == "base"), None)
@@ -189,7 +187,7 @@ def _release(runtime: Runtime) -> None:
 
 
 def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepared:
-    runtime = replace(runtime, compile="compiled" in case.mode, capture="captured" in case.mode)
+    runtime = in_mode(runtime, case.mode)
     torch.manual_seed(0)
     model: nn.Module
     if case.network == "base":
@@ -298,22 +296,8 @@ def _peak_gigaflops(runtime: Runtime) -> float:
 
     for _ in range(3):
         multiply()
-    best = min(_time(multiply, 10, runtime) for _ in range(3))
+    best = min(milliseconds(multiply, 10, runtime) for _ in range(3))
     return 2 * size**3 / 1e9 / best * 1000
-
-
-def _steps_for(launch: Callable[[], None], seconds: float, runtime: Runtime) -> int:
-    return max(1, int(1000 * seconds / max(_time(launch, 3, runtime), 1e-3)))
-
-
-def _time(launch: Callable[[], None], steps: int, runtime: Runtime) -> float:
-    """Milliseconds a step."""
-    runtime.synchronize()
-    began = time.perf_counter()
-    for _ in range(steps):
-        launch()
-    runtime.synchronize()
-    return 1000 * (time.perf_counter() - began) / steps
 
 
 def _allocated(runtime: Runtime) -> int:
@@ -323,9 +307,7 @@ def _allocated(runtime: Runtime) -> int:
 def runtime_for(modes: Sequence[str] | None, runtime: Runtime) -> Runtime:
     """The first of the modes, or how a training on this device runs."""
     mode = modes[0] if modes else ("captured" if runtime.device.type == "cuda" else "eager")
-    if mode not in MODES or ("captured" in mode and runtime.device.type != "cuda"):
-        raise UserError(f"--mode {mode}: unknown, or not for this device; choose from {', '.join(MODES)}")
-    return replace(runtime, compile="compiled" in mode, capture="captured" in mode)
+    return in_mode(runtime, mode)
 
 
 def table_name(architecture: str, tasks: Sequence[str] | None, grow: str | None) -> str:
@@ -335,4 +317,4 @@ def table_name(architecture: str, tasks: Sequence[str] | None, grow: str | None)
 
 def folder_of(runtime: Runtime) -> str:
     """A name for the device: `nvidia-h200`, `amd-epyc-2-cores`."""
-    return re.sub(r"[^a-z0-9]+", "-", device_name(runtime.device).lower()).strip("-")
+    return slug(device_name(runtime.device))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nofe.data.batches import TEN, DeviceImages, ten_crops
 from nofe.errors import UserError
-from nofe.frozen import frozen
+from nofe.frozen import FrozenNetwork, frozen
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
 
@@ -41,27 +41,27 @@ class SpecialtyFigures:
     confused_across: float  # share of images taken for a class of another specialty
 
 
-def answers_of(
-    model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Which images, and their logits in evaluation mode, each image once; the model stays in the mode it is in.
+def visits(
+    model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None, views: int = 1
+) -> Iterator[tuple[Tensor, FrozenNetwork]]:
+    """Which images, and the network in evaluation mode, each image once; the model stays in the mode it is in.
 
     Whole batches are dealt out to ranks: no image is padded in, what is in a batch does not depend on how many ranks
     there are, and together they have each image once.
     """
     every = torch.arange(len(images), device=runtime.device) if index is None else index
-    network = frozen(model, runtime, len(every), crop)
+    network = frozen(model, runtime, views * len(every), crop)
     with torch.inference_mode():
         for part in images.ahead(torch.split(every, network.batch)[runtime.ranks.rank :: runtime.ranks.count]):
-            yield part, network(images.centre_view(part, crop))
+            yield part, network
 
 
 def logits_of(
     model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits and labels of this rank's share of the images."""
-    for part, logits in answers_of(model, images, crop, runtime, index):
-        yield logits, images.labels[part]
+    for part, network in visits(model, images, crop, runtime, index):
+        yield network(images.centre_view(part, crop)), images.labels[part]
 
 
 def accuracy(
@@ -101,16 +101,12 @@ def probabilities_of(
     model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, crops: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Which images, and the probabilities of their classes: of the centre, or the mean over ten crops (Sec. 4.2)."""
-    if crops == 1:
-        for part, logits in answers_of(model, images, crop, runtime):
-            yield part, logits.softmax(1)
-        return
-    if crops != TEN:
+    if crops not in (1, TEN):
         raise UserError(f"--crops {crops}: there are 1, the centre, and {TEN}, corners and centre and their mirrors")
-    every = torch.arange(len(images), device=runtime.device)
-    network = frozen(model, runtime, TEN * len(every), crop)
-    with torch.inference_mode():
-        for part in images.ahead(torch.split(every, network.batch)[runtime.ranks.rank :: runtime.ranks.count]):
+    for part, network in visits(model, images, crop, runtime, views=crops):
+        if crops == 1:
+            yield part, network(images.centre_view(part, crop)).softmax(1)
+        else:
             views = ten_crops(images.centred(part), crop)  # (10, B, 3, h, w)
             yield part, torch.stack([network(view).softmax(1) for view in views]).mean(0)
 

@@ -1,6 +1,7 @@
 """Files that are replaced whole or not at all."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,3 +30,8 @@ def replace_atomically(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(folder)  # the rename itself must reach the disk
     finally:
         os.close(folder)
+
+
+def slug(text: str) -> str:
+    """A name for a file: `NVIDIA H200` is nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,7 +1,6 @@
 """That every way to run a step is the same training: the losses of its first steps, beside those of the plainest."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,11 @@ from nofe.data import Dataset
 from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.experts.network import plant_experts
 from nofe.specialties import random_balanced
+from nofe.training.launch import MODES, in_mode
 from nofe.training.loop import Objective, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment
-
-MODES = ("eager", "captured", "compiled", "compiled+captured")
 
 
 def measure_first_losses(
@@ -32,14 +30,14 @@ def measure_first_losses(
     """Losses of the experts' first steps on the same batches from the same weights: one after another and eager is the
     reference, the fused experts in every mode are compared with it."""
     known = architecture_named(architecture)
-    chosen = [mode for mode in modes or MODES if runtime.device.type == "cuda" or "captured" not in mode]
+    usual = [mode for mode in MODES if runtime.device.type == "cuda" or "captured" not in mode]
     images = DeviceImages(dataset.train, pixel_mean(dataset.train), runtime.device)
-    reference = _losses(known, images, recipe, dataset.classes, experts, _in_mode(runtime, "eager"), steps, fused=False)
-    again = _losses(known, images, recipe, dataset.classes, experts, _in_mode(runtime, "eager"), steps, fused=False)
+    reference = _losses(known, images, recipe, dataset.classes, experts, in_mode(runtime, "eager"), steps, fused=False)
+    again = _losses(known, images, recipe, dataset.classes, experts, in_mode(runtime, "eager"), steps, fused=False)
     compared = {"loop, eager, once more": again}
-    for mode in chosen:
+    for mode in modes or usual:
         compared[f"fused, {mode}"] = _losses(
-            known, images, recipe, dataset.classes, experts, _in_mode(runtime, mode), steps, fused=True
+            known, images, recipe, dataset.classes, experts, in_mode(runtime, mode), steps, fused=True
         )
     return {
         "architecture": architecture,
@@ -55,10 +53,6 @@ def measure_first_losses(
             for name, losses in compared.items()
         },
     }
-
-
-def _in_mode(runtime: Runtime, mode: str) -> Runtime:
-    return replace(runtime, compile="compiled" in mode, capture="captured" in mode)
 
 
 def _losses(

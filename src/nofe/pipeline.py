@@ -396,7 +396,8 @@ def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
 def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
     """Last-epoch figures of every network, and what the experts say of every test image."""
     config = task.config
-    figures = {stage: last_epoch(task, stage, network) for stage, network in networks.items()}
+    lines = task.run.metrics()
+    figures = {stage: last_epoch(task, lines, stage, network) for stage, network in networks.items()}
     for stage, recipe in (base_recipes(config) | {"experts": config.experts}).items():
         if stage in networks:
             predictions = predict(networks[stage], task.test, recipe.augmentation.crop, task.runtime)
@@ -414,8 +415,8 @@ def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
     return summary
 
 
-def last_epoch(task: Task, stage: str, network: nn.Module) -> dict[str, Any]:
-    epochs = [line for line in task.run.metrics() if line["stage"] == stage and "epoch" in line]
+def last_epoch(task: Task, lines: list[dict[str, Any]], stage: str, network: nn.Module) -> dict[str, Any]:
+    epochs = [line for line in lines if line["stage"] == stage and "epoch" in line]
     if not epochs:
         raise RunError(f"{task.run.file(runs.METRICS)}: has no epoch of {stage}; put it back, or start a new run")
     return {

@@ -1,7 +1,6 @@
 """What an update of the specialties costs, confusion included, beside the epoch of training that it follows."""
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.data.dataset import ImageSet
 from nofe.evaluation import count_confusion
 from nofe.specialties import random_balanced, update_named
-from nofe.training.launch import launcher
+from nofe.training.launch import launcher, milliseconds
 from nofe.training.loop import Objective, start_training, training_step
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment
@@ -63,8 +62,8 @@ def measure_update(
     steps = max(1, 40 // part)
     of_step, of_count = [], []
     for _ in range(rounds):  # in turns
-        of_step.append(_milliseconds(train, steps, runtime))
-        of_count.append(_milliseconds(count, 1, runtime))
+        of_step.append(milliseconds(train, steps, runtime))
+        of_count.append(milliseconds(count, 1, runtime))
     epoch = statistics.median(of_step) * (EPOCH // batch)
     confusion = statistics.median(of_count) * part
     counts = _planted(classes, experts, rng)
@@ -74,7 +73,7 @@ def measure_update(
 
     rules = {}
     for rule in RULES:
-        assignment = statistics.median(_milliseconds(assign(rule), 1, runtime) for _ in range(rounds))
+        assignment = statistics.median(milliseconds(assign(rule), 1, runtime) for _ in range(rounds))
         share = (confusion + assignment) / epoch
         rules[rule] = {"assignment": round(assignment, 3), "share_of_epoch": round(share, 5)}
     return {
@@ -99,12 +98,3 @@ def _planted(classes: int, experts: int, rng: np.random.Generator) -> NDArray[np
     chances[np.arange(classes), random_balanced(classes, experts, rng).specialty_of_class] += 0.5
     counts: NDArray[np.int64] = rng.multinomial(max(1, SAMPLE // classes), chances)
     return counts
-
-
-def _milliseconds(launch: Callable[[], None], times: int, runtime: Runtime) -> float:
-    runtime.synchronize()
-    began = time.perf_counter()
-    for _ in range(times):
-        launch()
-    runtime.synchronize()
-    return 1000 * (time.perf_counter() - began) / times

@@ -8,8 +8,9 @@ specialisation). They are trained as bases; their experts would be those of the 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
@@ -23,27 +24,32 @@ Head = Callable[[int], nn.Module]
 
 
 def _alexnet(convolutions: int, width: int) -> Head:
-    def head(outputs: int) -> nn.Sequential:
-        layers: OrderedDict[str, nn.Module] = OrderedDict()
-        inputs = 64
-        for number in range(4, 4 + convolutions):
-            layers[f"conv{number}"] = convolution(inputs, width, 5, padding=2, filler=gaussian(0.01))
-            layers[f"relu{number}"] = nn.ReLU()
-            inputs = width
-        return nn.Sequential(OrderedDict(**layers, head=alexnet_c100_head(outputs, width)))
-
-    return head
+    layer = partial(convolution, kernel=5, padding=2, filler=gaussian(0.01))
+    numbers = [f"{number}" for number in range(4, 4 + convolutions)]
+    return _with_convolutions(numbers, 64, width, layer, alexnet_c100_head)
 
 
 def _vgg(convolutions: int, width: int) -> Head:
+    layer = partial(convolution, kernel=3, padding=1, filler=xavier, rate=(1, 2))
+    numbers = [f"4_{number}" for number in range(1, 1 + convolutions)]
+    return _with_convolutions(numbers, 256, width, layer, vgg_head)
+
+
+def _with_convolutions(
+    numbers: Sequence[str],
+    inputs: int,
+    width: int,
+    layer: Callable[[int, int], nn.Module],
+    head_on: Callable[[int, int], nn.Module],
+) -> Head:
+    """Convolutions with ReLUs, then the base's own head on their maps."""
+
     def head(outputs: int) -> nn.Sequential:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        inputs = 256
-        for number in range(1, 1 + convolutions):
-            layers[f"conv4_{number}"] = convolution(inputs, width, 3, padding=1, filler=xavier, rate=(1, 2))
-            layers[f"relu4_{number}"] = nn.ReLU()
-            inputs = width
-        return nn.Sequential(OrderedDict(**layers, head=vgg_head(outputs, width)))
+        for number, channels in zip(numbers, [inputs, *[width] * len(numbers)], strict=False):
+            layers[f"conv{number}"] = layer(channels, width)
+            layers[f"relu{number}"] = nn.ReLU()
+        return nn.Sequential(OrderedDict(**layers, head=head_on(outputs, width)))
 
     return head
 

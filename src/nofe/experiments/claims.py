@@ -8,6 +8,7 @@ from itertools import pairwise
 from nofe.experiments.page import Index, Measured
 from nofe.experiments.tables import ALEXNET, KS, PAPER_TABLE_3, RESNET, TABLES
 
+SPECTRAL = "spectral clustering of the base's confusion"
 Figure = Callable[[str, str], float | None]  # (table, label of a row) -> mean top-1 per cent, None if not measured
 
 
@@ -52,23 +53,13 @@ def judged(index: Index) -> list[Judged]:
         Judged("Experts beat the base", tuple(_experts_and_base(figure))),
         Judged(
             "Balance matters",
-            tuple(
-                Comparison(f"fully-balanced and {label}", figure("table-2", "learned, fully-balanced"), other)
-                for label, other in (
-                    ("argmax, which nothing balances", figure("table-2", "learned, argmax")),
-                    ("spectral clusters", figure("table-2", "spectral clustering of the base's confusion")),
-                )
+            _learned_beside(
+                figure, {"argmax, which nothing balances": "learned, argmax", "spectral clusters": SPECTRAL}
             ),
         ),
         Judged(
             "Learned specialties beat random and spectral ones",
-            tuple(
-                Comparison(f"learned and {label}", figure("table-2", "learned, fully-balanced"), other)
-                for label, other in (
-                    ("random", figure("table-2", "random, balanced")),
-                    ("spectral", figure("table-2", "spectral clustering of the base's confusion")),
-                )
-            ),
+            _learned_beside(figure, {"random ones": "random, balanced", "spectral clusters": SPECTRAL}),
         ),
         Judged(
             "The generalist is needed",
@@ -91,6 +82,14 @@ def judged(index: Index) -> list[Judged]:
         Judged("Neither depth nor parameters explain the gain", tuple(_sizes(figure))),
         Judged("Accuracy over K is an inverted U", tuple(_inverted_u(figure))),
     ]
+
+
+def _learned_beside(figure: Figure, others: dict[str, str]) -> tuple[Comparison, ...]:
+    """The paper's rule and others of Table 2, by what they are called and by their rows."""
+    learned = figure("table-2", "learned, fully-balanced")
+    return tuple(
+        Comparison(f"fully-balanced and {name}", learned, figure("table-2", row)) for name, row in others.items()
+    )
 
 
 def mean(measured: Sequence[Measured]) -> float | None:

@@ -2,7 +2,6 @@
 
 import base64
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ import torch
 from torch import nn
 
 from nofe import runs
+from nofe.architectures.nin import NIN_C100
 from nofe.evaluation import predict
 from nofe.experiments.hdcnn import open_hdcnn
 from nofe.loading import open_finished
 from nofe.report.neighbours import neighbours_picture
 from nofe.retrieval import grid_of, retrieve
-from nofe.training.launch import CapturedStep
+from nofe.training.launch import launcher, launches_in, milliseconds
 from nofe.training.runtime import Runtime
 
 QUERIES_SHOWN = 8
@@ -52,30 +52,31 @@ def inference(run: Path, runtime: Runtime) -> dict[str, Any]:
     assert base is not None
     network = finished.network()
     network.fuse()
-    return milliseconds({"base": base, "experts": network}, finished.crop, runtime)
+    return milliseconds_of({"base": base, "experts": network}, finished.crop, runtime)
 
 
 def measured_on_hdcnn(run: Path, runtime: Runtime) -> dict[str, Any]:
     network = open_hdcnn(run)
     network.run_as_one()
-    return {"inference": milliseconds({"hd-cnn": network}, 26, runtime)}  # NIN reads 26 x 26 pixels
+    return {"inference": milliseconds_of({"hd-cnn": network}, NIN_C100.input_size, runtime)}
 
 
-def milliseconds(networks: dict[str, nn.Module], crop: int, runtime: Runtime) -> dict[str, Any]:
+def milliseconds_of(networks: dict[str, nn.Module], crop: int, runtime: Runtime) -> dict[str, Any]:
     """By network and batch size: the median over rounds in which all take turns. Captured where that can be."""
-    launches: dict[tuple[str, int], Callable[[], None]] = {}
+    passes: dict[tuple[str, int], Callable[[], None]] = {}
     for name, network in networks.items():
         network.to(runtime.device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         for batch in INFERENCE_BATCHES:
             images = torch.zeros(batch, 3, crop, crop, device=runtime.device)
-            launches[name, batch] = _forward(network, images.to(memory_format=torch.channels_last), runtime)
-    for launch in launches.values():
+            passes[name, batch] = _forward(network, images.to(memory_format=torch.channels_last), runtime)
+    for launch in passes.values():
         for _ in range(6):  # choice of kernels, capture
             launch()
-    times: dict[tuple[str, int], list[float]] = {case: [] for case in launches}
+    launches = {case: launches_in(launch, SECONDS_A_ROUND, runtime) for case, launch in passes.items()}
+    times: dict[tuple[str, int], list[float]] = {case: [] for case in passes}
     for _ in range(ROUNDS):
-        for case, launch in launches.items():
-            times[case].append(_time(launch, runtime))
+        for case, launch in passes.items():
+            times[case].append(milliseconds(launch, launches[case], runtime))
     return {
         name: {str(batch): round(statistics.median(times[name, batch]), 4) for batch in INFERENCE_BATCHES}
         for name in networks
@@ -87,18 +88,7 @@ def _forward(network: nn.Module, images: torch.Tensor, runtime: Runtime) -> Call
         with torch.inference_mode(), runtime.autocast():
             network(images)
 
-    return CapturedStep(step) if runtime.capture else step
-
-
-def _time(launch: Callable[[], None], runtime: Runtime) -> float:
-    runtime.synchronize()
-    began, launched = time.perf_counter(), 0
-    while time.perf_counter() - began < SECONDS_A_ROUND:
-        for _ in range(10):
-            launch()
-        runtime.synchronize()
-        launched += 10
-    return 1000 * (time.perf_counter() - began) / launched
+    return launcher(step, runtime)
 
 
 def ten_crops(run: Path, runtime: Runtime) -> dict[str, Any]:

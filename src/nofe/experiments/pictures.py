@@ -2,7 +2,7 @@
 
 import base64
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from nofe.experiments.tables import FIGURE_3, KS, PAPER_TABLE_1, RETRIEVAL, SIZE
 from nofe.report.figures import INK, WIDTH, new_figure, png_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # After Okabe and Ito, dark enough for lines on white.
@@ -67,13 +68,13 @@ def draw_by_count(index: Index) -> "Figure":
 def draw_generalists(index: Index) -> "Figure":
     """Figure 3: accuracy of the generalist on its specialties, by epoch, mean over seeds."""
     figure, axes = new_figure(WIDTH * 0.75)
-    for row, colour, marker in zip(FIGURE_3.rows, LINES, MARKERS, strict=True):
-        runs = [each.result["test_accuracy_by_epoch"]["generalist"] for each in index.of(row)]
-        if runs:
-            length = min(len(run) for run in runs)
-            means = [100 * statistics.mean(run[epoch] for run in runs) for epoch in range(length)]
-            epochs = range(1, length + 1)
-            axes.plot(epochs, means, color=colour, marker=marker, markevery=10, markersize=4, label=row.label)
+    runs = {
+        row.label: [
+            [100 * share for share in each.result["test_accuracy_by_epoch"]["generalist"]] for each in index.of(row)
+        ]
+        for row in FIGURE_3.rows
+    }
+    _mean_lines(axes, runs, mark_every=10)
     axes.set_xlabel("epoch")
     axes.set_ylabel("generalist's accuracy, %")
     axes.legend(fontsize=7)
@@ -83,13 +84,8 @@ def draw_generalists(index: Index) -> "Figure":
 def draw_sizes(index: Index) -> "Figure":
     """Sizes of specialties in decreasing order, one line for each lambda, mean over seeds."""
     figure, axes = new_figure(WIDTH * 0.75)
-    for row, colour, marker in zip(SIZES.rows, LINES, MARKERS, strict=True):
-        sizes = [sorted(sizes_in(each.result), reverse=True) for each in index.of(row)]
-        if sizes:
-            longest = max(len(each) for each in sizes)
-            filled = [each + [0] * (longest - len(each)) for each in sizes]
-            means = [statistics.mean(each[place] for each in filled) for place in range(longest)]
-            axes.plot(range(1, longest + 1), means, color=colour, marker=marker, markersize=4, label=row.label)
+    sizes = {row.label: [_largest_first(each.result) for each in index.of(row)] for row in SIZES.rows}
+    _mean_lines(axes, sizes, mark_every=1)
     axes.set_xlabel("specialty, largest first")
     axes.set_ylabel("classes")
     axes.set_ylim(bottom=0)
@@ -97,6 +93,16 @@ def draw_sizes(index: Index) -> "Figure":
     return figure
 
 
-def sizes_in(result: Mapping[str, Any]) -> list[int]:
-    """Classes of each specialty of a result."""
-    return [specialty["size"] for specialty in result["specialties"]["specialties"]]
+def _largest_first(result: Mapping[str, Any]) -> list[int]:
+    """Classes of each specialty that was asked for; one that came out empty has none."""
+    sizes = sorted((specialty["size"] for specialty in result["specialties"]["specialties"]), reverse=True)
+    return sizes + [0] * (result["config"]["specialties"]["count"] - len(sizes))
+
+
+def _mean_lines(axes: "Axes", runs_of: Mapping[str, Sequence[Sequence[float]]], mark_every: int) -> None:
+    """A line for each label: the mean over its runs, place by place."""
+    for (label, runs), colour, marker in zip(runs_of.items(), LINES, MARKERS, strict=True):
+        if runs:
+            means = [statistics.mean(column) for column in zip(*runs, strict=False)]
+            places = range(1, len(means) + 1)
+            axes.plot(places, means, color=colour, marker=marker, markevery=mark_every, markersize=4, label=label)

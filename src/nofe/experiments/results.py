@@ -1,7 +1,6 @@
 """Measured results: one JSON file for each trained run."""
 
 import json
-import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from nofe import runs
 from nofe.config import RunConfig, to_json
 from nofe.errors import UserError
+from nofe.files import slug
 from nofe.runs import Run, write_atomically
 
 
@@ -48,9 +48,7 @@ def file_result(run: Run, folder: Path, name: str | None = None, **more: Any) ->
     if name is None:
         name = f"{slug(config['data']['name'])}-{config['architecture']}-{config['specialties']['rule']}"
         name += f"-k{config['specialties']['count']}"
-    path = folder / slug(result["environment"]["device"]) / f"{name}-seed{config['seed']}.json"
-    write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
-    return path
+    return _filed(result, folder, name)
 
 
 def file_hdcnn(summary: dict[str, Any], run: Run, config: RunConfig, folder: Path, name: str, **more: Any) -> Path:
@@ -75,13 +73,13 @@ def file_hdcnn(summary: dict[str, Any], run: Run, config: RunConfig, folder: Pat
         "summary": summary,
         "test_accuracy_by_epoch": dict(by_epoch),
     } | more
-    path = folder / slug(environment["device"]) / f"{name}-seed{config.seed}.json"
+    return _filed(result, folder, name)
+
+
+def _filed(result: dict[str, Any], folder: Path, name: str) -> Path:
+    path = folder / slug(result["environment"]["device"]) / f"{name}-seed{result['config']['seed']}.json"
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ file for all runs of a user. The choice is made before anything is compiled or c
 import copy
 import json
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts
 from nofe.experts.stacked import StackedLayer
 from nofe.files import replace_atomically
-from nofe.training.launch import EAGER_STEPS, launcher
+from nofe.training.launch import EAGER_STEPS, launcher, milliseconds
 from nofe.training.runtime import Runtime, cache_folder, device_name
 
 KERNELS = ("together", "loop", "product")
@@ -271,10 +270,4 @@ def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool) -
 
 
 def _time(step: Callable[[], None], runtime: Runtime) -> float:
-    repeats = 10 if runtime.device.type == "cuda" else 1
-    runtime.synchronize()
-    began = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    runtime.synchronize()
-    return (time.perf_counter() - began) / repeats
+    return milliseconds(step, 10 if runtime.device.type == "cuda" else 1, runtime) / 1000

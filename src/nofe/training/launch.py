@@ -3,15 +3,19 @@
 Small networks keep a GPU waiting for the processor that launches their kernels; a captured step is one launch.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import nn
 
+from nofe.errors import UserError
 from nofe.training.runtime import Runtime
 
+MODES = ("eager", "captured", "compiled", "compiled+captured")
 EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -48,6 +52,28 @@ class CapturedStep:
                 self._step()
             self._graph = graph
         self._graph.replay()
+
+
+def milliseconds(launch: Callable[[], None], times: int, runtime: Runtime) -> float:
+    """Of one launch, the mean of several; what is still under way on the device is waited for first."""
+    runtime.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        launch()
+    runtime.synchronize()
+    return 1000 * (time.perf_counter() - began) / times
+
+
+def launches_in(launch: Callable[[], None], seconds: float, runtime: Runtime) -> int:
+    """How many fit in so long a time; one at least."""
+    return max(1, int(1000 * seconds / max(milliseconds(launch, 3, runtime), 1e-3)))
+
+
+def in_mode(runtime: Runtime, mode: str) -> Runtime:
+    """The runtime with steps run in one of MODES."""
+    if mode not in MODES or ("captured" in mode and runtime.device.type != "cuda"):
+        raise UserError(f"--mode {mode}: unknown, or not for this device; choose from {', '.join(MODES)}")
+    return replace(runtime, compile="compiled" in mode, capture="captured" in mode)
 
 
 def compiled(function: Function, runtime: Runtime) -> Function:
