@@ -1,6 +1,7 @@
 """However a step is run, it is the same training."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.data.dataset import ImageSet
 from nofe.experts.network import NetworkOfExperts, plant_experts
 from nofe.specialties import Specialties
+from nofe.training import half
 from nofe.training.half import forward_of
 from nofe.training.launch import CapturedStep, compile_blocks
 from nofe.training.loop import Objective, start_training, train_epoch, training_step
@@ -126,11 +128,6 @@ def test_a_compiled_step_is_the_same_training(monkeypatch: pytest.MonkeyPatch) -
     plain = losses(small_resnet(), ON_CPU)
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, dynamic: real(f, dynamic=dynamic, backend="aot_eager"))
-    monkeypatch.setattr(
-        nn.Module,
-        "compile",
-        lambda self, dynamic: setattr(self, "_compiled_call_impl", torch.compile(self._call_impl, dynamic=dynamic)),
-    )
     torch._dynamo.reset()
     np.testing.assert_allclose(losses(small_resnet(), replace(ON_CPU, compile=True)), plain, rtol=1e-4)
 
@@ -146,6 +143,32 @@ def test_compiled_parts_cover_the_network_once() -> None:
     assert "experts" in parts
     for name, _ in model.named_parameters():
         assert sum(name.startswith(part + ".") for part in parts) == 1, name
+
+
+def test_layers_of_a_network_in_one_line_reach_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 passes over what its own Sequential calls, and says nothing."""
+    compiled: list[str] = []
+
+    def noting(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        compiled.extend(getattr(node.target, "__name__", "") for node in graph.graph.nodes)
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: real(f, dynamic=dynamic, backend=noting))
+    torch._dynamo.reset()
+    model = architecture_named("alexnet-c100").classifier(CLASSES)
+    compile_blocks(model, replace(ON_CPU, compile=True))
+    model(torch.zeros(2, 3, 32, 32))
+    assert [compiled.count(kind) for kind in ("conv2d", "max_pool2d", "linear")] == [3, 1, 1]
+
+
+def test_tensors_with_gaps_are_cast_like_the_others() -> None:
+    """A compiled product is padded, and what it gives is a slice."""
+    whole, transposed, padded = torch.randn(4, 5), torch.randn(5, 4).t(), torch.randn(4, 8)[:, :5]
+    cast = half._cast([whole, padded, transposed], torch.bfloat16)
+    for before, after in zip([whole, padded, transposed], cast, strict=True):
+        assert after.dtype == torch.bfloat16
+        torch.testing.assert_close(after, before.bfloat16(), rtol=0, atol=0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a CUDA device")

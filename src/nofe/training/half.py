@@ -65,5 +65,13 @@ class _AllAtOnce(torch.autograd.Function):
 
 def _cast(tensors: Any, kind: torch.dtype) -> tuple[Tensor, ...]:
     cast = [torch.empty_like(tensor, dtype=kind) for tensor in tensors]
-    torch._foreach_copy_(cast, list(tensors))
+    pairs = list(zip(cast, tensors, strict=True))
+    alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
+    if alike:
+        torch._foreach_copy_(*map(list, zip(*alike, strict=True)))
+    # A tensor with gaps (a compiled product is padded, and its gradient a slice) among the others would have all of
+    # them copied one by one.
+    for own, tensor in pairs:
+        if own.stride() != tensor.stride():
+            own.copy_(tensor)
     return tuple(cast)

@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from types import MethodType
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -97,7 +98,13 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
 
 def _compile_parts(module: nn.Module, repeated: set[type[nn.Module]]) -> None:
     if type(module) in repeated or not any(type(inner) in repeated for inner in module.modules()):
-        module.compile(dynamic=False)
+        # What module.compile() does, but for a frame of our own: torch 2.11 passes over those of its own containers,
+        # and an AlexNet, which is one Sequential, was left as it was.
+        module._compiled_call_impl = torch.compile(MethodType(_called, module), dynamic=False)
         return
     for child in module.children():
         _compile_parts(child, repeated)
+
+
+def _called(module: nn.Module, *inputs: Any) -> Any:
+    return module._call_impl(*inputs)
