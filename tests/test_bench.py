@@ -5,7 +5,8 @@ import torch
 
 from conftest import small_dataset
 from nofe.bench import GROWTH, Case, cases, folder_of, growing, measure
-from nofe.errors import UserError
+from nofe.bench_runs import Choices, measure_runs
+from nofe.errors import RunError, UserError
 from nofe.training.runtime import make_runtime
 
 
@@ -124,3 +125,20 @@ def test_losses_of_the_first_steps_are_those_of_the_plain_way() -> None:
     assert measured["compared"]["loop, eager, once more"]["largest_difference"] == 0
     assert 0 <= measured["compared"]["fused, eager"]["largest_difference"] < 1e-4
     assert len(set(measured["loop, eager"])) == 4, "it trains"
+
+
+def test_trainings_at_once_share_the_device() -> None:
+    """Two on a processor: each is counted, and what one of them costs is told by both together."""
+    measured = measure_runs("small", ["base"], None, 2, 4, [1, 2], Choices("cpu"), seconds=0.3)
+    alone, shared = measured["runs"]
+    assert (alone["at_once"], shared["at_once"]) == (1, 2)
+    assert alone["slowest_to_fastest"] == 1 >= shared["slowest_to_fastest"] > 0
+    for row in measured["runs"]:
+        assert row["seconds_an_epoch"] == pytest.approx(row["milliseconds_a_step"] * 12.5, rel=1e-2)
+
+
+def test_a_training_at_once_that_fails_says_why() -> None:
+    with pytest.raises(RunError, match=r"UserError: .*500"):
+        measure_runs("small", ["fused"], None, 500, 4, [2], Choices("cpu"), seconds=0.1)
+    with pytest.raises(UserError, match="--at-once 0: no run at all"):
+        measure_runs("small", ["base"], None, 2, 4, [0], Choices("cpu"))

@@ -145,6 +145,11 @@ def measure(
     }
 
 
+def prepare(architecture: str, case: Case, runtime: Runtime) -> Callable[[], None]:
+    """One step of the case, run in as it will be from now on."""
+    return _prepare(architecture_named(architecture), case, runtime).launch
+
+
 def _groups(cases: Sequence[Case]) -> list[list[Case]]:
     """The cases of one task, mode, batch, C and K, and the base that they are compared with."""
     bases = {_setting(case): case for case in cases if case.network == "base"}

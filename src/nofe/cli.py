@@ -393,6 +393,36 @@ def bench_data(
     print(f"\nwrote {out}")
 
 
+@bench_app.command("runs")
+def bench_runs(
+    architecture: Annotated[str, typer.Option(help="See nofe list.")] = "alexnet-c100",
+    at_once: Annotated[list[int], typer.Option(help="Trainings at the same time; repeatable.")] = [1, 8],  # noqa: B006
+    network: Annotated[list[str], typer.Option(help="base, loop, fused; repeatable.")] = ["base", "fused"],  # noqa: B006
+    mode: Annotated[str | None, typer.Option(help="As of bench; the fastest by default.")] = None,
+    experts: Annotated[int, typer.Option(min=1, help="K.")] = 10,
+    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 100,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long they train together.")] = 3.0,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to keep the figures; by default benchmarks/results/DEVICE/.")
+    ] = None,
+) -> None:
+    """What a step costs when several trainings share the device."""
+    from nofe.bench import folder_of
+    from nofe.bench_runs import Choices, measure_runs, runs_in_words
+    from nofe.runs import write_atomically
+    from nofe.training.runtime import make_runtime
+
+    choices = Choices(device, precision)
+    measured = measure_runs(architecture, network, mode, experts, batch, at_once, choices, seconds)
+    print(runs_in_words(measured))
+    folder = Path("benchmarks/results") / folder_of(make_runtime(device))
+    out = out or folder / f"{architecture}-runs-at-once.json"
+    write_atomically(out, (json.dumps(measured, indent=1) + "\n").encode())
+    print(f"\nwrote {out}")
+
+
 @app.command()
 def reproduce(
     tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="See --list; or all.")] = None,

@@ -66,9 +66,9 @@ class _AllAtOnce(torch.autograd.Function):
 def _cast(tensors: Any, kind: torch.dtype) -> tuple[Tensor, ...]:
     cast = [torch.empty_like(tensor, dtype=kind) for tensor in tensors]
     pairs = list(zip(cast, tensors, strict=True))
-    alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
+    alike = [(own, tensor) for own, tensor in pairs if own.stride() == tensor.stride()]
     if alike:
-        torch._foreach_copy_(*map(list, zip(*alike, strict=True)))
+        torch._foreach_copy_([own for own, _ in alike], [tensor for _, tensor in alike])
     # A tensor with gaps (a compiled product is padded, and its gradient a slice) among the others would have all of
     # them copied one by one.
     for own, tensor in pairs:
