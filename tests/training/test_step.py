@@ -127,7 +127,7 @@ def test_a_compiled_step_is_the_same_training(monkeypatch: pytest.MonkeyPatch) -
     """By graphs that aot_eager runs: what is cut into parts and how state passes through them, without a compiler."""
     plain = losses(small_resnet(), ON_CPU)
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, dynamic: real(f, dynamic=dynamic, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda f, **_: real(f, dynamic=False, backend="aot_eager"))
     torch._dynamo.reset()
     np.testing.assert_allclose(losses(small_resnet(), replace(ON_CPU, compile=True)), plain, rtol=1e-4)
 
@@ -145,6 +145,17 @@ def test_compiled_parts_cover_the_network_once() -> None:
         assert sum(name.startswith(part + ".") for part in parts) == 1, name
 
 
+def test_blocks_of_a_network_that_was_traced_are_compiled() -> None:
+    """Torch's tracer keeps a stage as a module that has the blocks and is never called itself."""
+    model = architecture_named("resnet18-cifar").classifier(CLASSES)
+    compile_blocks(model, replace(ON_CPU, compile=True))
+    parts = {name: module for name, module in model.named_modules() if module._compiled_call_impl is not None}
+    assert all(type(module) is not nn.Module for module in parts.values())
+    assert {"trunk.stage1.block1", "trunk.stage4.block2"} <= parts.keys()
+    for name, _ in model.named_parameters():
+        assert sum(name.startswith(part + ".") for part in parts) == 1, name
+
+
 def test_layers_of_a_network_in_one_line_reach_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch 2.11 passes over what its own Sequential calls, and says nothing."""
     compiled: list[str] = []
@@ -154,7 +165,7 @@ def test_layers_of_a_network_in_one_line_reach_the_compiler(monkeypatch: pytest.
         return graph.forward
 
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, dynamic: real(f, dynamic=dynamic, backend=noting))
+    monkeypatch.setattr(torch, "compile", lambda f, **_: real(f, dynamic=False, backend=noting))
     torch._dynamo.reset()
     model = architecture_named("alexnet-c100").classifier(CLASSES)
     compile_blocks(model, replace(ON_CPU, compile=True))

@@ -17,6 +17,9 @@ from nofe.errors import UserError
 from nofe.training.runtime import Runtime
 
 MODES = ("eager", "captured", "compiled", "compiled+captured")
+# Where torch.fx keeps modules by their path there is a plain nn.Module, which nobody calls.
+NEVER_CALLED = (nn.Module, nn.ModuleList, nn.ModuleDict)
+CONTAINERS = (nn.Sequential, *NEVER_CALLED)
 EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -89,7 +92,7 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
     """
     if not runtime.compile:
         return
-    inner = [module for module in model.modules() if list(module.children()) and type(module) is not nn.Sequential]
+    inner = [module for module in model.modules() if list(module.children()) and type(module) not in CONTAINERS]
     repeated = {kind for kind, times in Counter(map(type, inner)).items() if times >= 3}
     torch._dynamo.config.recompile_limit = 64  # one for each width and stride, in training and in evaluation
     for part in model.children():
@@ -97,10 +100,12 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
 
 
 def _compile_parts(module: nn.Module, repeated: set[type[nn.Module]]) -> None:
-    if type(module) in repeated or not any(type(inner) in repeated for inner in module.modules()):
+    whole = type(module) in repeated or not any(type(inner) in repeated for inner in module.modules())
+    if whole and type(module) not in NEVER_CALLED:
         # What module.compile() does, but for a frame of our own: torch 2.11 passes over those of its own containers,
         # and an AlexNet, which is one Sequential, was left as it was.
-        module._compiled_call_impl = torch.compile(MethodType(_called, module), dynamic=False)
+        options = getattr(module, "compile_options", None)
+        module._compiled_call_impl = torch.compile(MethodType(_called, module), dynamic=False, options=options)
         return
     for child in module.children():
         _compile_parts(child, repeated)
