@@ -202,13 +202,14 @@ def sharing_the_gpu() -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="nofe-mps-") as folder:
+        quiet = subprocess.DEVNULL  # no pipe: the daemon would hold it open, and be waited for
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         os.environ |= places
         try:
-            started = subprocess.run([control, "-d"], capture_output=True, timeout=30).returncode == 0
+            started = subprocess.run([control, "-d"], stdout=quiet, stderr=quiet, timeout=30).returncode == 0
             yield
             if started:
-                subprocess.run([control], input=b"quit\n", capture_output=True, timeout=30)
+                subprocess.run([control], input=b"quit\n", stdout=quiet, stderr=quiet, timeout=30)
         finally:
             for name in places:
                 os.environ.pop(name, None)
