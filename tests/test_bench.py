@@ -1,5 +1,9 @@
 """The benchmark compares what it says it compares."""
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,7 +11,7 @@ from conftest import small_dataset
 from nofe.bench import GROWTH, Case, cases, folder_of, growing, measure
 from nofe.bench_runs import Choices, measure_runs
 from nofe.errors import RunError, UserError
-from nofe.training.runtime import make_runtime
+from nofe.training.runtime import make_runtime, sharing_the_gpu
 
 
 def test_every_combination_and_the_base_once() -> None:
@@ -142,3 +146,22 @@ def test_a_training_at_once_that_fails_says_why() -> None:
         measure_runs("small", ["fused"], None, 500, 4, [2], Choices("cpu"), seconds=0.1)
     with pytest.raises(UserError, match="--at-once 0: no run at all"):
         measure_runs("small", ["base"], None, 2, 4, [0], Choices("cpu"))
+
+
+def test_the_daemon_that_shares_a_gpu_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays, and with it whatever it was started with: a pipe would be read until it ends."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(
+        f'#!/bin/sh\nif [ "$1" = -d ]; then sleep 20 & else read word; echo $word > {tmp_path}/told; fi\n'
+    )
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    began = time.monotonic()
+    with sharing_the_gpu():
+        inside = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+        assert inside.is_dir()
+    assert time.monotonic() - began < 15
+    assert (tmp_path / "told").read_text() == "quit\n"
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert not inside.exists()

@@ -1,7 +1,7 @@
 """Several trainings on one device at the same time: what a step of one costs when they share it.
 
-Each is a process, as in `nofe reproduce`. They start together when all are ready, and each counts the steps that it
-takes in the same few seconds.
+Each is a process, as in `nofe reproduce`. They are started once; for each case those that take part begin together,
+count the steps that they take in the same few seconds, and the others wait.
 """
 
 import multiprocessing
@@ -18,7 +18,7 @@ from nofe.training.launch import MODES, in_mode, milliseconds
 from nofe.training.runtime import environment, make_runtime, sharing_the_gpu
 
 AN_EPOCH = 50_000  # images, as of CIFAR-100
-SECONDS_TO_GET_READY = 300.0  # compiling, choosing kernels, capturing
+SECONDS_TO_GET_READY = 300.0  # importing, compiling, capturing
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,17 @@ class Choices:
     device: str = "auto"
     precision: str = "auto"
     kernels: str = "together"  # measuring would be disturbed by the others
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What every process goes through, in the same order."""
+
+    architecture: str
+    cases: list[Case]
+    at_once: list[int]
+    seconds: float
+    choices: Choices
 
 
 def measure_runs(
@@ -46,72 +57,74 @@ def measure_runs(
     runtime = make_runtime(choices.device, choices.precision)
     mode = mode or (MODES[-1] if runtime.device.type == "cuda" else MODES[0])
     in_mode(runtime, mode)  # or an error, before any process starts
+    chosen = cases(networks, [mode], ["train"], [experts], [100], [batch])
+    program = _Program(architecture, chosen, list(at_once), seconds, choices)
     rows = []
-    for case in cases(networks, [mode], ["train"], [experts], [100], [batch]):
-        for count in at_once:
-            steps_a_second = _together(architecture, case, count, choices, seconds)
-            ms = 1000 / sum(steps_a_second)
-            rows.append(
-                {
-                    "case": asdict(case),
-                    "at_once": count,
-                    "milliseconds_a_step": round(ms, 4),
-                    "seconds_an_epoch": round(ms / 1000 * (AN_EPOCH // batch), 4),
-                    "slowest_to_fastest": round(min(steps_a_second) / max(steps_a_second), 3),
-                }
-            )
+    for (case, count), steps_a_second in _together(program).items():
+        ms = 1000 / sum(steps_a_second)
+        rows.append(
+            {
+                "case": asdict(case),
+                "at_once": count,
+                "milliseconds_a_step": round(ms, 4),
+                "seconds_an_epoch": round(ms / 1000 * (AN_EPOCH // batch), 4),
+                "slowest_to_fastest": round(min(steps_a_second) / max(steps_a_second), 3),
+            }
+        )
     return {"architecture": architecture, "environment": environment(runtime, seed=0), "runs": rows}
 
 
-def runs_in_words(measured: dict[str, Any]) -> str:
-    lines = [f"{measured['architecture']}, {measured['environment']['device']}: what one of several trainings costs"]
-    for row in measured["runs"]:
-        lines.append(
-            f"{row['case']['network']:>6} {row['case']['mode']}, {row['at_once']:>2} at once: "
-            f"{row['milliseconds_a_step']:8.3f} ms a step, {row['seconds_an_epoch']:7.3f} s an epoch each"
-        )
-    return "\n".join(lines)
-
-
-def _together(architecture: str, case: Case, count: int, choices: Choices, seconds: float) -> list[float]:
-    """Steps a second of each."""
+def _together(program: _Program) -> dict[tuple[Case, int], list[float]]:
+    """Steps a second of each that takes part."""
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     reports: Any = context.Queue()
-    start = context.Barrier(count)
+    most = max(program.at_once)
+    start = context.Barrier(most)
+    found: dict[tuple[Case, int], list[float]] = {
+        (case, count): [] for case in program.cases for count in program.at_once
+    }
     with sharing_the_gpu():
         processes = [
-            context.Process(target=_work, args=(architecture, case, choices, seconds, start, reports), daemon=True)
-            for _ in range(count)
+            context.Process(target=_work, args=(number, program, start, reports), daemon=True) for number in range(most)
         ]
         for process in processes:
             process.start()
         try:
-            found = [reports.get(timeout=SECONDS_TO_GET_READY + 10 * seconds) for _ in processes]
+            for _ in range(sum(count for _, count in found)):
+                case, count, rate = reports.get(timeout=SECONDS_TO_GET_READY)
+                if isinstance(rate, str):
+                    raise RunError(f"bench runs: {rate}")
+                found[case, count].append(rate)
         except queue.Empty as error:
-            raise RunError(f"bench runs: not all of {count} runs were ready in time; try fewer at once") from error
+            raise RunError(f"bench runs: {most} runs were not ready in time; try fewer at once") from error
         finally:
             for process in processes:
-                process.join(timeout=10)
                 process.kill()
-    if failed := sorted({report for report in found if isinstance(report, str)}, key=len, reverse=True):
-        raise RunError(f"bench runs: {failed[0]}")
-    return list(found)
+                process.join()
+    return found
 
 
-def _work(architecture: str, case: Case, choices: Choices, seconds: float, start: Any, reports: Any) -> None:
+def _work(number: int, program: _Program, start: Any, reports: Any) -> None:
+    choices = program.choices
+    case, count = program.cases[0], program.at_once[0]
     try:
-        runtime = in_mode(make_runtime(choices.device, choices.precision, kernels=choices.kernels), case.mode)
-        launch = prepare(architecture, case, runtime)
-        at_a_time = max(1, int(50 / milliseconds(launch, 5, runtime)))  # about 50 ms alone
-        start.wait(timeout=SECONDS_TO_GET_READY)
-        began = time.perf_counter()
-        steps = 0
-        while (taken := time.perf_counter() - began) < seconds:
-            milliseconds(launch, at_a_time, runtime)
-            steps += at_a_time
-        reports.put(steps / taken)
+        made = make_runtime(choices.device, choices.precision, kernels=choices.kernels)
+        for case in program.cases:
+            runtime = in_mode(made, case.mode)
+            launch = prepare(program.architecture, case, runtime)
+            at_a_time = max(1, int(50 / milliseconds(launch, 5, runtime)))  # about 50 ms alone
+            for count in program.at_once:
+                start.wait(timeout=SECONDS_TO_GET_READY)
+                if number >= count:
+                    continue  # waits at the next start
+                steps, began = 0, time.perf_counter()
+                while (taken := time.perf_counter() - began) < program.seconds:
+                    milliseconds(launch, at_a_time, runtime)
+                    steps += at_a_time
+                reports.put((case, count, steps / taken))
+        start.wait(timeout=SECONDS_TO_GET_READY)  # none leaves, and gives its share back, while another is counting
     except threading.BrokenBarrierError:
-        reports.put("")  # another says why
+        pass  # another says why
     except Exception as error:
+        reports.put((case, count, f"{type(error).__name__}: {error}"))
         start.abort()
-        reports.put(f"{type(error).__name__}: {error}")

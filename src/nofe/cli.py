@@ -410,7 +410,8 @@ def bench_runs(
 ) -> None:
     """What a step costs when several trainings share the device."""
     from nofe.bench import folder_of
-    from nofe.bench_runs import Choices, measure_runs, runs_in_words
+    from nofe.bench_runs import Choices, measure_runs
+    from nofe.report.text import runs_in_words
     from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 
@@ -470,12 +471,16 @@ def results(
     runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Finished runs to file.")] = None,
     folder: Annotated[Path, typer.Option(help="One JSON file for each run, by device.")] = Path("results"),
     page: Annotated[Path, typer.Option(help="Made from these files alone.")] = Path("docs/results.md"),
+    benchmarks: Annotated[
+        Path, typer.Option(help="What nofe bench wrote; speed.md beside the page is made of it.")
+    ] = Path("benchmarks/results"),
 ) -> None:
-    """File the figures of finished runs, and write the page of all results, with its figures, anew."""
+    """File the figures of finished runs, and write the pages of results and of speed anew."""
     from nofe.experiments.markdown import results_page
     from nofe.experiments.page import Index
     from nofe.experiments.pictures import pictures
     from nofe.experiments.results import file_result, read_results
+    from nofe.report.speed import speed_page
     from nofe.runs import Run, write_atomically
 
     for run in runs or []:
@@ -485,3 +490,7 @@ def results(
         write_atomically(page.parent / "figures" / name, png)
     write_atomically(page, results_page(found).encode())
     print(f"wrote {page}")
+    if benchmarks.is_dir():
+        speed = page.with_name("speed.md")
+        write_atomically(speed, speed_page(benchmarks).encode())
+        print(f"wrote {speed}")

@@ -17,6 +17,7 @@ from nofe.experiments.reproduce import keys_of, keys_of_experiment
 from nofe.experiments.results import file_result, read_results
 from nofe.experiments.tables import TABLES
 from nofe.pipeline import train
+from nofe.report.speed import speed_page
 from nofe.runs import Run
 from nofe.training.runtime import make_runtime
 
@@ -27,6 +28,15 @@ def test_the_committed_page_agrees_with_the_committed_files() -> None:
     found = read_results(ROOT / "results")
     assert (ROOT / "docs" / "results.md").read_text() == results_page(found)
     assert {path.name for path in (ROOT / "docs" / "figures").glob("*.png")} == pictures(Index(found)).keys()
+
+
+def test_the_committed_page_of_speed_agrees_with_the_committed_benchmarks() -> None:
+    """Every table is there, and every file is named."""
+    folder = ROOT / "benchmarks" / "results"
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert page == speed_page(folder)
+    for file in folder.glob("*/*.json"):
+        assert f"({Path('..') / file.relative_to(ROOT)})" in page
 
 
 def test_every_committed_result_names_device_versions_date_seed_and_commit() -> None:

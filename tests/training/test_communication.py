@@ -11,7 +11,7 @@ from nofe.architectures.resnet import RESNET56_C100
 from nofe.training.communication import EIGHT_NODES, ONE_NODE, Fabric, StepModel, synchronised_norm_seconds
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "benchmarks" / "results" / "nvidia-h200" / "resnet56-c100-train-step.json"
+MEASURED = ROOT / "benchmarks" / "results" / "nvidia-h200" / "resnet56-c100-train.json"
 
 
 def measured() -> dict[str, tuple[int, float]]:

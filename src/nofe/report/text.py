@@ -138,6 +138,24 @@ def timings_in_words(measured: dict[str, Any]) -> str:
     return f"{measured['architecture']} on {device}, {measured['environment']['precision']}\n\n{table(head, rows)}"
 
 
+def runs_in_words(measured: dict[str, Any]) -> str:
+    """What one of several trainings costs the device that they share."""
+    rows = [
+        (
+            row["case"]["network"],
+            row["case"]["mode"],
+            f"{row['at_once']}",
+            f"{row['milliseconds_a_step']:.3f}",
+            f"{row['seconds_an_epoch']:.3f}",
+            f"{row['slowest_to_fastest']:.0%}",
+        )
+        for row in measured["runs"]
+    ]
+    head = ("network", "mode", "at once", "ms a step of each", "s an epoch of each", "slowest to fastest")
+    environment = measured["environment"]
+    return f"{measured['architecture']} on {environment['device']}, {environment['precision']}\n\n{table(head, rows)}"
+
+
 def losses_in_words(measured: dict[str, Any]) -> str:
     """How far the losses of the first steps are from those of the plainest way."""
     rows = [(name, f"{each['largest_difference']:.2e}") for name, each in measured["compared"].items()]
