@@ -9,6 +9,7 @@ import multiprocessing
 import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -22,18 +23,16 @@ from nofe.experiments.tables import Experiment
 from nofe.reuse import base_recipes, stage_keys, stages_of
 from nofe.runs import Run
 
-# Seconds an epoch of 50,000 images, base and experts with K=10, of a run alone on an H200, compiled and captured, to
-# plan by: of AlexNet-C100 and ResNet56 from benchmarks/results/nvidia-h200/steps-and-runs-side-by-side.json; of the
-# others estimates, until they are measured.
+# Seconds an epoch of 50,000 images, base and experts with K=10, of a run alone on an H200, to plan by: steps of
+# benchmarks/results/nvidia-h200/steps-by-network.json, compiled and captured, and a tenth of a second to test. That of
+# AlexNet-Quick-C100 is taken for AlexNet-C100's.
 SECONDS_AN_EPOCH = {
-    "alexnet-c100": (0.26, 0.30),
-    "alexnet-quick-c100": (0.26, 0.30),
-    "vgg11-c100": (0.7, 0.9),
-    "nin-c100": (0.7, 0.9),
-    "resnet56-c100": (2.45, 2.9),
+    "alexnet-c100": (0.30, 0.35),
+    "alexnet-quick-c100": (0.30, 0.35),
+    "vgg11-c100": (0.67, 1.13),
+    "nin-c100": (0.71, 1.24),
+    "resnet56-c100": (2.55, 2.95),
 }
-
-
 HDCNN_SECONDS = 600.0  # of all its stages together, an estimate
 
 
@@ -148,8 +147,9 @@ def reproduce(
     from nofe.training.runtime import sharing_the_gpu
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    with sharing_the_gpu():
-        crew = _Crew(workshop, min(side_by_side, len(jobs)))
+    side_by_side = min(side_by_side, len(jobs))
+    with sharing_the_gpu() if side_by_side > 1 else nullcontext():
+        crew = _Crew(workshop, side_by_side)
         try:
             return _run_all(list(jobs), crew, deadline, say)
         finally:
