@@ -59,6 +59,10 @@ def test_growth_compares_each_size_with_a_base_of_its_own_classes() -> None:
     over_classes = growing("classes", ["base", "fused"], ["train"], [4], torch.device("cpu"))
     assert [case.classes for case in over_classes if case.network == "base"] == list(GROWTH["classes"])
     assert {case.experts for case in over_classes if case.network == "fused"} == {10}
+    large = growing("classes", ["fused"], ["train"], [4], torch.device("cpu"), 100, [50, 1_000, 21_000])
+    assert [(case.classes, case.experts) for case in large] == [(1_000, 100), (21_000, 100)]
+    with pytest.raises(UserError, match="--experts 100: more than there are classes"):
+        growing("classes", ["fused"], ["train"], [4], torch.device("cpu"), 100, [50])
     with pytest.raises(UserError, match="--grow depth: unknown; choose from experts, classes"):
         growing("depth", None, None, [4], torch.device("cpu"))
 

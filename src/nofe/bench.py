@@ -77,15 +77,24 @@ def cases(
 
 
 def growing(
-    what: str, networks: Sequence[str] | None, tasks: Sequence[str] | None, batches: Sequence[int], device: torch.device
+    what: str,
+    networks: Sequence[str] | None,
+    tasks: Sequence[str] | None,
+    batches: Sequence[int],
+    device: torch.device,
+    experts: int = 10,
+    classes: Sequence[int] | None = None,
 ) -> list[Case]:
-    """Cost as K grows at 100 classes, or as C grows at 10 experts; in the mode that trainings on this device use."""
+    """Cost as K grows at 100 classes, or as C grows at so many experts; in the mode that trainings here use."""
     if what not in GROWTH:
         raise UserError(f"--grow {what}: unknown; choose from {', '.join(GROWTH)}")
-    experts = GROWTH["experts"] if what == "experts" else (10,)
-    classes = GROWTH["classes"] if what == "classes" else (100,)
     mode = "captured" if device.type == "cuda" else "eager"
-    return cases(networks, [mode], tasks, experts, classes, batches)
+    if what == "experts":
+        return cases(networks, [mode], tasks, GROWTH["experts"], [100], batches)
+    over = [c for c in classes or GROWTH["classes"] if c >= experts]
+    if not over:
+        raise UserError(f"--experts {experts}: more than there are classes; name larger ones with --classes")
+    return cases(networks, [mode], tasks, [experts], over, batches)
 
 
 @dataclass
@@ -315,8 +324,10 @@ def runtime_for(modes: Sequence[str] | None, runtime: Runtime) -> Runtime:
     return in_mode(runtime, mode)
 
 
-def table_name(architecture: str, tasks: Sequence[str] | None, grow: str | None) -> str:
+def table_name(architecture: str, tasks: Sequence[str] | None, grow: str | None, experts: int = 10) -> str:
     parts = [architecture, *(tasks or ()), *(("as", grow, "grow") if grow else ())]
+    if experts != 10:
+        parts.append(f"k{experts}")
     return "-".join(parts)
 
 

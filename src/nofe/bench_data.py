@@ -2,7 +2,8 @@
 
 Workers read, decode and resize side by side; copying and augmentation happen on the device's side while they do. So
 the whole is as fast as the slowest of workers, copy and augmentation, and what the workers spend most of their time on
-is what to change first.
+is what to change first. With a network of experts its training joins in: `step` is one on images that are there, and
+`train` the loop of `nofe train` on images as they come.
 """
 
 import io
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nofe.architectures import architecture_named
+from nofe.architectures import Architecture, architecture_named
 from nofe.data import is_listed, list_images
 from nofe.data.batches import Augmentation, Batches, DeviceImages
 from nofe.data.dataset import ImageSet
@@ -25,16 +26,23 @@ from nofe.data.stored import StoredImages
 from nofe.data.stream import batches_over, on_device
 from nofe.data.workers import Workers
 from nofe.errors import UserError
+from nofe.experts.network import plant_experts
+from nofe.specialties import random_balanced
+from nofe.training.loop import Objective, batches_of, start_training, train_epoch
+from nofe.training.progress import Silent
+from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment
 
 IN_ONE = ("read", "decode", "resize")  # what one worker does with an image, one after another
 AT_ONCE = ("workers", "copy", "augment")  # what happens at the same time
+ORDER = (*IN_ONE, *AT_ONCE, "whole", "step", "train")
 ADVICE = {
     "read": "a faster disk, or nofe pack, whose shards are read by offset",
     "decode": "nofe pack with a smaller --size, or more --workers",
     "resize": "nofe pack with --size at what the network stores, or more --workers",
     "copy": "a smaller image size",
     "augment": "a faster device, or fewer augmentations",
+    "step": "a faster device, or a smaller network",
 }
 
 
@@ -47,20 +55,25 @@ def measure_data(
     images: int = 1024,
     rounds: int = 3,
     workers: int = 0,
+    experts: int = 0,
 ) -> dict[str, Any]:
-    """Images a second of each step, medians over rounds, and which step is the limit."""
+    """Images a second of each step, medians over rounds, and which step is the limit; 0 experts: nothing is trained."""
     if not is_listed(dataset):
         raise UserError(f"--dataset {dataset}: is in memory from the start; name a folder:, shards: or hf: data set")
     if min(batch, images, rounds) < 1:
         raise UserError("bench data: batch, images and rounds must be 1 or more")
     network = architecture_named(architecture)
-    pictures = list_images(dataset).train
+    listing = list_images(dataset)
+    pictures = listing.train
     index = np.random.default_rng(0).permutation(len(pictures))[:images]
     chosen = pictures.subset(index)
     batch = min(batch, len(chosen))
     pool = Workers(workers or runtime.workers, network.image_size)
     try:
         timers = _timers(chosen, network.image_size, network.input_size, batch, pool, runtime)
+        if experts:
+            stored = StoredImages(chosen, network.image_size, pool)
+            timers |= _trainings(network, stored, len(listing.class_names), experts, batch, runtime)
         for run in timers.values():
             run()  # caches, processes, kernels
         speeds = {
@@ -70,7 +83,7 @@ def measure_data(
     finally:
         pool.close()
     speeds["resize"] = round(_after(speeds.pop("decode_and_resize"), speeds["decode"]), 1)
-    limit = min(AT_ONCE, key=speeds.__getitem__)
+    limit = min((name for name in (*AT_ONCE, "step") if name in speeds), key=speeds.__getitem__)
     inside = min(IN_ONE, key=speeds.__getitem__) if limit == "workers" else limit
     return {
         "dataset": dataset.partition(":")[0],
@@ -82,7 +95,8 @@ def measure_data(
         "workers": pool.count,
         "rounds": rounds,
         "environment": environment(runtime, seed=0),
-        "images_per_second": {name: speeds[name] for name in (*IN_ONE, *AT_ONCE, "whole")},
+        "experts": experts,
+        "images_per_second": {name: speeds[name] for name in ORDER if name in speeds},
         "limit": limit,
         "inside": inside,
         "advice": ADVICE[inside],
@@ -147,6 +161,37 @@ def _timers(
     return {step.__name__: step for step in each}
 
 
+def _trainings(
+    architecture: Architecture, stored: StoredImages, classes: int, experts: int, batch: int, runtime: Runtime
+) -> dict[str, Callable[[], int]]:
+    """A network of experts, trained on one batch that is there, and on all images as they come."""
+    size, crop = architecture.image_size, architecture.input_size
+    mean = np.zeros((3, size, size), dtype=np.float32)
+    recipe = Recipe(epochs=1, batch=batch, rate=1e-6, weight_decay=5e-4, augmentation=Augmentation(crop, mirror=True))
+    there = ImageSet(np.zeros((batch, 3, size, size), dtype=np.uint8), np.zeros(batch, dtype=np.int64))
+
+    def ready(images: DeviceImages) -> Callable[[], int]:
+        torch.manual_seed(0)
+        network = plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
+        network.fuse()
+        state = start_training("bench", network, recipe, 0, runtime)
+        batches = batches_of(state, images, runtime)
+        objective = Objective(torch.arange(classes, device=runtime.device))
+
+        def epoch() -> int:
+            train_epoch(state, batches, objective, runtime, Silent())
+            return batches.steps_per_epoch * batch
+
+        return epoch
+
+    one = ready(DeviceImages(there, mean, runtime.device))
+
+    def step() -> int:
+        return sum(one() for _ in range(20))
+
+    return {"step": step, "train": ready(on_device(stored, mean, runtime.device))}
+
+
 def _read(pictures: Pictures, index: int) -> bytes:
     source = pictures.source(index)
     return source.read() if isinstance(source, Stored) else source
@@ -174,6 +219,10 @@ def data_in_words(measured: dict[str, Any]) -> str:
     speeds: dict[str, float] = measured["images_per_second"]
     where = {"read": "one process", "decode": "one process", "resize": "one process"}
     where |= {"workers": f"{measured['workers']} processes: read, decode, resize", "whole": "all at once"}
+    where |= {
+        "step": f"the device, {measured['experts']} experts, on images that are there",
+        "train": "the loop itself",
+    }
     lines = [f"{name:<8} {speed:>12,.0f} images/s  {where.get(name, 'the device')}" for name, speed in speeds.items()]
     average = 1e6 * measured["megabytes"] / max(measured["images"], 1)
     head = (

@@ -348,15 +348,15 @@ def bench(
 
         chosen = benchmark.runtime_for(mode, runtime)
         table = measure_update(architecture, (classes or [1000])[0], experts[0], batches[0], chosen, rounds)
-        text, name = update_in_words(table), f"{architecture}-update"
+        text, name = update_in_words(table), benchmark.table_name(architecture, task, None, experts[0])
     else:
         if grow is None:
             cases = benchmark.cases(network, mode, task, experts, classes or [100], batches)
         else:
-            cases = benchmark.growing(grow, network, task, batches, runtime.device)
+            cases = benchmark.growing(grow, network, task, batches, runtime.device, experts[0], classes)
         table = benchmark.measure(architecture, cases, runtime, rounds=rounds)
         text = timings_in_words(table)
-        name = benchmark.table_name(architecture, task, grow)
+        name = benchmark.table_name(architecture, task, grow, experts[0])
     print(text)
     out = out or Path("benchmarks/results") / benchmark.folder_of(runtime) / f"{name}.json"
     write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
@@ -373,6 +373,9 @@ def bench_data(
     images: Annotated[int, typer.Option(min=1, help="How many to look at, drawn from the training images.")] = 1024,
     rounds: Annotated[int, typer.Option(min=1, help="Medians are taken over them.")] = 3,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one a core.")] = 0,
+    experts: Annotated[int, typer.Option(min=0, help="Train so many on these images, too; 0 is none.")] = 0,
+    precision: Annotated[str, typer.Option(help="Of the training: auto, bf16, tf32 or fp32.")] = "auto",
+    compile_: Annotated[bool, typer.Option("--compile/--no-compile", help="torch.compile in the training.")] = False,
     device: Device = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Where to keep the figures; by default benchmarks/results/DEVICE/.")
@@ -384,8 +387,8 @@ def bench_data(
     from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 
-    runtime = make_runtime(device, workers=workers)
-    measured = measure_data(dataset, architecture, runtime, batch=batch, images=images, rounds=rounds)
+    runtime = make_runtime(device, precision, compile=compile_, workers=workers)
+    measured = measure_data(dataset, architecture, runtime, batch=batch, images=images, rounds=rounds, experts=experts)
     print(data_in_words(measured))
     kind = dataset.partition(":")[0]
     out = out or Path("benchmarks/results") / folder_of(runtime) / f"data-{kind}.json"

@@ -16,10 +16,12 @@ from nofe.experiments.page import Index, cells, overview, table_in_words
 from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job
 from nofe.experiments.results import results_in
 from nofe.experiments.tables import KS, PAPER_TABLE_3, TABLES, Experiment, Row, Table, experiments_of, tables_named
+from nofe.pipeline import train
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
 from nofe.runs import Run
 from nofe.specialties.wordnet import hypernyms
+from nofe.training.runtime import make_runtime
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,6 +162,24 @@ def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(
     assert found[base.name]["ten_crops"]["base-paper"]["top_5"] >= found[base.name]["ten_crops"]["base-paper"]["top_1"]
     assert found[wordnet.name]["specialties"]["specialty_count"] == 3
     assert len(found[wordnet.name]["classes_moved_by_update"]) == 0, "WordNet does not learn"
+
+
+def test_a_thousand_classes_end_to_end(tmp_path: Path) -> None:
+    """ImageNet's number of classes, real ids, its layout: generalist, specialties of 100 classes each, experts."""
+    names = sorted(hypernyms())[::7][:1000]
+    rng = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for name in names:
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            Image.fromarray(rng.integers(0, 256, (36, 48, 3), dtype=np.uint8)).save(folder / f"{name}_1.JPEG")
+    settings = ["base.by=none", "generalist.epochs=1", "generalist.update_every=0.5", "experts.epochs=1"]
+    config = with_settings(default_run("small", f"folder:{tmp_path}"), settings)
+    summary = train(config, tmp_path / "run", runtime=make_runtime("cpu"))
+    assert summary["networks"].keys() == {"generalist", "experts"}
+    assert [each["classes"] for each in summary["specialties"]] == [100] * 10
+    named = json.loads((tmp_path / "run" / "specialties.json").read_text())["specialties"]
+    assert sorted(name for each in named for name in each["class_names"]) == sorted(names)
 
 
 def test_no_time_starts_nothing(shades: Path, workshop: Workshop) -> None:
