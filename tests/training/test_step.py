@@ -145,6 +145,23 @@ def test_compiled_parts_cover_the_network_once() -> None:
         assert sum(name.startswith(part + ".") for part in parts) == 1, name
 
 
+def test_gradients_leave_a_compiled_part_in_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the part before, which was compiled for that, copies them."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: real(f, dynamic=False, backend="aot_eager"))
+    torch._dynamo.reset()
+    head = resnet_head(CLASSES, inputs=4)
+    features = torch.randn(2, 4, 7, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
+    layouts = []
+    for part in (nn.Sequential(head), nn.Sequential(head)):
+        if layouts:
+            compile_blocks(part, replace(ON_CPU, compile=True))
+        maps = features * 1
+        maps.register_hook(lambda gradient: layouts.append(gradient.is_contiguous(memory_format=torch.channels_last)))
+        part(maps).sum().backward()
+    assert layouts == [False, True]
+
+
 def test_blocks_of_a_network_that_was_traced_are_compiled() -> None:
     """Torch's tracer keeps a stage as a module that has the blocks and is never called itself."""
     model = architecture_named("resnet18-cifar").classifier(CLASSES)

@@ -112,4 +112,23 @@ def _compile_parts(module: nn.Module, repeated: set[type[nn.Module]]) -> None:
 
 
 def _called(module: nn.Module, *inputs: Any) -> Any:
-    return module._call_impl(*inputs)
+    return module._call_impl(*(_ChannelsLast.apply(each) if _is_map(each) else each for each in inputs))
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.requires_grad
+
+
+class _ChannelsLast(torch.autograd.Function):
+    """The same maps, whose gradient is laid out in channels last before it leaves the compiled part.
+
+    The compiler is free in how it lays out what leaves; the part before would then copy all of it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, maps: torch.Tensor) -> torch.Tensor:
+        return maps.view_as(maps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.contiguous(memory_format=torch.channels_last)
