@@ -54,7 +54,7 @@ def train(
     precision: str | None = None,
     compile: bool | None = None,
     capture: bool | None = None,
-    checkpoint_seconds: float = 0.0,
+    checkpoint_seconds: float | None = None,
     sync_batch_norm: bool = False,
     workers: int = 0,
     quiet: bool = False,

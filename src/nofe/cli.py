@@ -60,7 +60,9 @@ def train(
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
     kernels: Annotated[str, typer.Option(help="measure, together, loop, product or branches.")] = "measure",
-    checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = 0.0,
+    checkpoint_seconds: Annotated[
+        float | None, typer.Option(help="Least time between two checkpoints; by default they take 2% of the time.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0 is one a core.")] = 0,
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm/--no-sync-batch-norm", help="Over the images of all ranks.")

@@ -4,6 +4,7 @@ Real processes, started by torchrun, on a processor with gloo.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -192,10 +193,10 @@ def test_a_signal_to_one_stops_all_ranks_with_a_checkpoint(images: Path, alone: 
     when_saved(tmp_path, "generalist")
     os.kill(worker(launched, rank=1), signal.SIGTERM)
     output, _ = launched.communicate(timeout=120)
-    assert output.count("stopped by signal 15 in stage generalist") == 1, output
-    checkpoint = read_checkpoint(Run(folder), "generalist")
+    [stage] = re.findall("stopped by signal 15 in stage (generalist|experts)", output)  # on a busy machine a later one
+    checkpoint = read_checkpoint(Run(folder), stage)
     assert checkpoint is not None
-    assert 10 <= checkpoint.step < 30  # an epoch is 10, the stage 30
+    assert f"after step {checkpoint.step} " in output.replace(",", " ")
     train(program.bars_run(images), folder, resume=True, runtime=make_runtime("cpu"))
     assert_same_to_rounding(alone, folder)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from nofe.runs import Run
 from nofe.training import journal as module
+from nofe.training.checkpoint import Checkpoint
 from nofe.training.journal import Journal
 from nofe.training.loop import TrainState
 from nofe.training.optimizer import caffe_sgd
@@ -96,3 +97,20 @@ def test_checkpoints_are_as_far_apart_as_the_runtime_wants(tmp_path: Path, clock
         found = read_checkpoint(Run(tmp_path), "base")
         steps.append(found.step if found else 0)
     assert steps == [0, 0, 3, 3, 3, 6, 6]
+
+
+def test_checkpoints_take_little_of_the_time(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second to write, so fifty apart."""
+    written = []
+
+    def write(run: Run, checkpoint: Checkpoint) -> None:
+        clock.now += 1
+        written.append(checkpoint.step)
+
+    monkeypatch.setattr("nofe.training.journal.write_checkpoint", write)
+    journal = Journal(Run(tmp_path), Runtime(torch.device("cpu"), checkpoint_seconds=None), Silent())
+    journal.begin(state_at(0, 0), 16, 10)
+    for step in range(1, 9):
+        clock.now += 20
+        journal.save(state_at(step, 10))
+    assert written == [1, 4, 7]

@@ -22,6 +22,9 @@ from nofe.training.recipe import rate_at
 from nofe.training.runtime import Interrupted, Runtime
 
 
+SHARE_OF_CHECKPOINTS = 0.02  # of the time of a run, at most, where nobody says how far apart they are
+
+
 class Journal:
     """The memory of a run across interruptions. Rank 0 writes it and reads it to the others."""
 
@@ -31,6 +34,7 @@ class Journal:
         self._epoch_began = time.monotonic()
         self._seen_before = 0  # images of the epoch that an interrupted run saw, in time that nobody took
         self._saved = time.monotonic()
+        self._writing = 0.0  # seconds that the last checkpoint took
 
     def begin(self, state: TrainState, steps: int, batch: int) -> dict[str, Any]:
         """Put the state where an earlier, interrupted run left it. Returns that run's notes; none is empty."""
@@ -70,8 +74,12 @@ class Journal:
 
     def save(self, state: TrainState, **stage_notes: Any) -> None:
         """At the end of an epoch, unless the last checkpoint is younger than the runtime wants them apart."""
-        if self.ranks.first(lambda: time.monotonic() - self._saved >= self.runtime.checkpoint_seconds):
+        if self.ranks.first(lambda: time.monotonic() - self._saved >= self._seconds_apart()):
             self._write(state, stage_notes)
+
+    def _seconds_apart(self) -> float:
+        wanted = self.runtime.checkpoint_seconds
+        return self._writing / SHARE_OF_CHECKPOINTS if wanted is None else wanted
 
     def stop(self, state: TrainState, **stage_notes: Any) -> NoReturn:
         """A signal cut the epoch short: save in the middle of it, and end."""
@@ -85,9 +93,11 @@ class Journal:
         )
 
     def _write(self, state: TrainState, stage_notes: dict[str, Any]) -> None:
+        began = time.monotonic()
         checkpoint = _snapshot(state, stage_notes, self.ranks)
         self.ranks.first(lambda: write_checkpoint(self.run, checkpoint))
         self._saved = time.monotonic()
+        self._writing = self._saved - began
 
 
 def _snapshot(state: TrainState, stage_notes: dict[str, Any], ranks: Ranks) -> Checkpoint:

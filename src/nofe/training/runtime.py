@@ -52,7 +52,8 @@ class Runtime:
     compile: bool | None = False  # torch.compile; None: where the run is long enough to pay for it
     capture: bool = False  # each training step is one CUDA graph
     kernels: str = "measure"  # of the experts: the fastest, or one of KERNELS without measuring
-    checkpoint_seconds: float = 0.0  # at least this long between two checkpoints; 0 is every epoch
+    # At least this long between two checkpoints; 0 is every epoch, None as often as costs little time.
+    checkpoint_seconds: float | None = 0.0
     sync_batch_norm: bool = False  # over the images of all ranks, not of each its own share
     workers: int = 0  # processes that decode images that are read while training; 0 is one a core
     ranks: Ranks = field(default_factory=Ranks)
@@ -107,7 +108,7 @@ def make_runtime(
     compile: bool | None = None,
     capture: bool | None = None,
     kernels: str = "measure",
-    checkpoint_seconds: float = 0.0,
+    checkpoint_seconds: float | None = 0.0,
     sync_batch_norm: bool = False,
     workers: int = 0,
     ranks: Ranks | None = None,
