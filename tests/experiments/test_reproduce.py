@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nofe.config import with_settings
+from nofe.config import to_json, with_settings
 from nofe.errors import UserError
 from nofe.experiments import measures
 from nofe.experiments.page import Index, cells, overview, table_in_words
@@ -182,6 +182,19 @@ def test_a_thousand_classes_end_to_end(tmp_path: Path) -> None:
     assert sorted(name for each in named for name in each["class_names"]) == sorted(names)
 
 
+def test_base_and_experts_of_today_have_one_recipe() -> None:
+    """But for how long they are trained; and what is chosen is chosen without the test images."""
+    rows = {row.label: row for row in TABLES["today"].rows}
+    assert len(rows) == 4
+    for label, row in rows.items():
+        config = row.experiment.config
+        base, experts = (to_json(config)[part] for part in ("base", "experts"))
+        of_base = base["paper"] | {"epochs": 0}
+        assert {name: experts[name] for name in of_base} | {"epochs": 0} == of_base, label
+        assert config.data.hold_out == 0
+    assert all(row.experiment.config.data.hold_out == 0.1 for row in TABLES["today-search"].rows)
+
+
 def test_no_time_starts_nothing(shades: Path, workshop: Workshop) -> None:
     jobs = missing([experiment(shades, "good", "until=specialties")], 1, [])
     assert reproduce(jobs, workshop, side_by_side=1, minutes=0) == []
@@ -189,8 +202,6 @@ def test_no_time_starts_nothing(shades: Path, workshop: Workshop) -> None:
 
 
 def result(config: Any, accuracy: float) -> dict[str, Any]:
-    from nofe.config import to_json
-
     networks = {stage: {"accuracy": accuracy, "parameters": 1, "seconds": 1.0} for stage in stage_keys(config)}
     return {"config": json.loads(json.dumps(to_json(config))), "networks": networks}
 
@@ -247,7 +258,8 @@ def test_the_tables_hold_what_the_paper_reports() -> None:
 
 
 def test_tables_by_name() -> None:
-    assert tables_named(["all"]) == [table for name, table in TABLES.items() if name != "imagenet"], "it is not at hand"
+    others = ("imagenet", "today", "today-search")  # not at hand, and not the paper's
+    assert tables_named(["all"]) == [table for name, table in TABLES.items() if name not in others]
     assert [row.experiment.config.specialties.count for row in TABLES["imagenet"].rows] == [10, 10, 40, 10, 10, 10]
     assert [table.name for table in tables_named(["table-4", "scratch"])] == ["table-4", "scratch"]
     with pytest.raises(UserError, match="table3: no table or figure has this name; did you mean 'table-3'"):
