@@ -25,6 +25,7 @@ from torch import nn
 
 from nofe import config as configuration
 from nofe import runs
+from nofe.ahead import compiling_ahead
 from nofe.architectures import Architecture, Classifier, architecture_named, parameter_count
 from nofe.architectures.pretrained import read_weights, start_from
 from nofe.classifier import train_classifier
@@ -60,7 +61,7 @@ from nofe.training.journal import Journal
 from nofe.training.progress import Progress, Silent
 from nofe.training.ranks import Ranks
 from nofe.training.recipe import Recipe
-from nofe.training.runtime import Runtime, environment, make_runtime, stopping_on_signals
+from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, environment, make_runtime, stopping_on_signals
 from nofe.training.shared_run import open_shared_run
 
 
@@ -95,11 +96,14 @@ def train(
             progress.say(sizes_in_words(sizes_before_training(task)))
             for stage in ranks.first(lambda: adopt(run, config, donors)):
                 progress.say(f"{stage}: taken from another run")
-            networks: dict[str, nn.Module] = dict(train_bases(task))
-            if config.until != "base":
-                networks["generalist"], specialties = learn_specialties(task, networks)
-            if config.until == "experts":
-                networks["experts"] = train_experts(task, networks["generalist"], specialties)
+            with experts_compiled_ahead(task) as compiled:
+                networks: dict[str, nn.Module] = dict(train_bases(task))
+                if config.until != "base":
+                    with runtime.compiling(is_generalist_compiled(task)):
+                        networks["generalist"], specialties = learn_specialties(task, networks)
+                if config.until == "experts":
+                    compiled()
+                    networks["experts"] = train_experts(task, networks["generalist"], specialties)
             summary = summarise(task, networks)
         if config.until == "experts":
             ranks.first(lambda: report_if_possible(run))
@@ -197,7 +201,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         "classes": list(dataset.class_names),
         "streamed": isinstance(dataset.train, StoredImages),
     }
-    runtime.decide_on_compiling(training_steps(config, len(dataset.train.labels)))
+    runtime.decide_on_compiling(longest_stage(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):
         _require_same_data(dataset, run)
     else:
@@ -222,12 +226,32 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
     )
 
 
-def training_steps(config: RunConfig, images: int) -> int:
-    """Of all stages together."""
+def longest_stage(config: RunConfig, images: int) -> int:
+    """How many training steps it has."""
     recipes: list[Recipe] = list(base_recipes(config).values())
     recipes += [config.generalist] if config.until != "base" else []
     recipes += [config.experts] if config.until == "experts" else []
-    return sum(recipe.epochs * (images // recipe.batch) for recipe in recipes)
+    return max(recipe.epochs * (images // recipe.batch) for recipe in recipes)
+
+
+@contextmanager
+def experts_compiled_ahead(task: Task) -> Iterator[Callable[[], None]]:
+    """Where the runtime wants it, and they are still to be trained; gives a function that waits for it."""
+    wanted = task.config.until == "experts" and not task.run.has(runs.NETWORK)
+    if not (task.runtime.compile_ahead and wanted) or isinstance(task.dataset.train, StoredImages):
+        yield lambda: None
+        return
+    images = len(task.train), len(task.test)
+    with compiling_ahead(task.config, task.classes, images, task.runtime) as wait:
+        yield wait
+
+
+def is_generalist_compiled(task: Task) -> bool:
+    """A short stage does without, if its parts are not compiled already, for a base."""
+    runtime, recipe = task.runtime, task.config.generalist
+    if not runtime.compile_ahead or base_recipes(task.config):
+        return bool(runtime.compile)
+    return recipe.epochs * (len(task.train) // recipe.batch) >= STEPS_WORTH_COMPILING
 
 
 def train_bases(task: Task) -> dict[str, Classifier]:

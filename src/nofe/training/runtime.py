@@ -29,9 +29,9 @@ from nofe.training.ranks import Launch, Ranks, joined_ranks
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "bf16", "tf32", "fp32")
-# Compiling takes 10 to 30 seconds and saves 0.3 to 1 ms a step on an H200 (benchmarks/results/nvidia-h200). On a CPU
-# it takes longer and saves less.
-STEPS_WORTH_COMPILING = 30_000
+# Compiling takes 20 to 40 seconds and saves 0.3 to 1.4 ms a step on an H200 (benchmarks/results/nvidia-h200); a stage
+# with fewer steps does without. On a CPU it takes longer and saves less.
+STEPS_WORTH_COMPILING = 20_000
 KERNELS = ("measure", "together", "loop", "product", "branches")
 
 
@@ -50,6 +50,7 @@ class Runtime:
     device: torch.device
     precision: str = "fp32"
     compile: bool | None = False  # torch.compile; None: where the run is long enough to pay for it
+    compile_ahead: bool = False  # the experts, by another process while the generalist trains
     capture: bool = False  # each training step is one CUDA graph
     kernels: str = "measure"  # of the experts: the fastest, or one of KERNELS without measuring
     # At least this long between two checkpoints; 0 is every epoch, None as often as costs little time.
@@ -79,9 +80,19 @@ class Runtime:
         torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
 
     def decide_on_compiling(self, steps: int) -> None:
-        """Of a run of so many training steps, unless it is decided."""
+        """Of a run whose longest stage has so many training steps, unless it is decided."""
         if self.compile is None:
             self.compile = self.device.type == "cuda" and steps >= STEPS_WORTH_COMPILING
+            self.compile_ahead = self.compile and self.ranks.count == 1
+
+    @contextmanager
+    def compiling(self, wanted: bool) -> Iterator[None]:
+        """For one stage."""
+        before, self.compile = self.compile, wanted
+        try:
+            yield
+        finally:
+            self.compile = before
 
     @property
     def input_dtype(self) -> torch.dtype:

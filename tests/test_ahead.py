@@ -1,0 +1,128 @@
+"""What is compiled ahead is what the experts' stage compiles."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import small_dataset, small_run
+from nofe import config as configuration
+from nofe import pipeline
+from nofe.ahead import Order, compile_experts, compiling_ahead
+from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, make_runtime
+
+SETTINGS = ("base.by=none", "generalist.epochs=1", "experts.epochs=2", "specialties.count=3")
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Of everything that is given to the compiler: the code, and shape, layout and kind of its inputs."""
+    seen: set[str] = set()
+
+    def noting(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., object]:
+        shapes = [(tuple(i.shape), i.stride(), i.dtype) if isinstance(i, torch.Tensor) else i for i in inputs]
+        seen.add(f"{graph.code} {shapes}")
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: real(f, dynamic=False, backend=noting))
+    torch._dynamo.reset()
+    yield seen
+    torch._dynamo.reset()
+
+
+def order_for(config: configuration.RunConfig, runtime: Runtime) -> Order:
+    data = small_dataset()
+    counts = len(data.train.labels), len(data.test.labels)
+    return Order(configuration.to_json(config), data.classes, *counts, str(runtime.device), runtime.kernels)
+
+
+def test_the_stage_finds_all_that_it_compiles(
+    graphs: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_run(*SETTINGS)
+    compile_experts(order_for(config, make_runtime("cpu")), make_runtime("cpu", compile=True, kernels="together"))
+    ahead = set(graphs)
+    of_stage = pipeline.train_experts
+
+    def from_here_on(*arguments: Any) -> Any:
+        torch._dynamo.reset()
+        graphs.clear()
+        return of_stage(*arguments)
+
+    monkeypatch.setattr(pipeline, "train_experts", from_here_on)
+    runtime = make_runtime("cpu", compile=True, kernels="together")
+    pipeline.train(config, tmp_path / "run", runtime=runtime, dataset=small_dataset())
+    assert len(graphs) > 3
+    assert graphs <= ahead
+
+
+def test_a_short_generalist_trains_uncompiled_while_the_experts_are_compiled(
+    graphs: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    @contextmanager
+    def ahead(config: Any, classes: int, images: tuple[int, int], runtime: Runtime) -> Iterator[Callable[[], None]]:
+        happened.append(f"begun for {classes} classes, {images[0]} + {images[1]} images")
+        yield lambda: happened.append(f"waited for, {len(graphs)} compiled here")
+
+    monkeypatch.setattr(pipeline, "compiling_ahead", ahead)
+    runtime = make_runtime("cpu", compile=True, kernels="together")
+    runtime.compile_ahead = True
+    pipeline.train(small_run(*SETTINGS), tmp_path / "run", runtime=runtime, dataset=small_dataset())
+    assert happened == ["begun for 8 classes, 160 + 80 images", "waited for, 0 compiled here"]
+    assert len(graphs) > 3
+    assert runtime.compile
+
+
+def test_another_process_does_it() -> None:
+    """Down to the end, without a compiler: TORCH_COMPILE_DISABLE leaves the rest of it."""
+    order = order_for(small_run(*SETTINGS), make_runtime("cpu"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "nofe.ahead"],
+        input=json.dumps(asdict(order)),
+        env={"TORCH_COMPILE_DISABLE": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_run_that_ends_early_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(["sleep", "60"], **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    runtime = make_runtime("cpu")
+    with pytest.raises(KeyboardInterrupt), compiling_ahead(small_run(*SETTINGS), 4, (8, 4), runtime):
+        raise KeyboardInterrupt
+    [process] = started
+    assert process.returncode is not None
+
+
+def test_only_long_stages_on_a_gpu_are_compiled() -> None:
+    on_gpu = Runtime(torch.device("cuda:0"), compile=None)
+    on_gpu.decide_on_compiling(STEPS_WORTH_COMPILING - 1)
+    assert (on_gpu.compile, on_gpu.compile_ahead) == (False, False)
+    on_gpu = Runtime(torch.device("cuda:0"), compile=None)
+    on_gpu.decide_on_compiling(STEPS_WORTH_COMPILING)
+    assert (on_gpu.compile, on_gpu.compile_ahead) == (True, True)
+    asked = Runtime(torch.device("cuda:0"), compile=True)
+    asked.decide_on_compiling(STEPS_WORTH_COMPILING)
+    assert (asked.compile, asked.compile_ahead) == (True, False)
+    on_cpu = Runtime(torch.device("cpu"), compile=None)
+    on_cpu.decide_on_compiling(10 * STEPS_WORTH_COMPILING)
+    assert (on_cpu.compile, on_cpu.compile_ahead) == (False, False)
