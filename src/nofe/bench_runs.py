@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from nofe.bench import Case, cases, prepare
 from nofe.errors import RunError, UserError
 from nofe.training.launch import MODES, in_mode, milliseconds
@@ -54,13 +56,13 @@ def measure_runs(
     """Milliseconds of a step, and seconds of an epoch, that each of so many trainings costs the device."""
     if min(at_once) < 1:
         raise UserError(f"--at-once {min(at_once)}: no run at all; choose 1 or more")
-    runtime = make_runtime(choices.device, choices.precision)
-    mode = mode or (MODES[-1] if runtime.device.type == "cuda" else MODES[0])
-    in_mode(runtime, mode)  # or an error, before any process starts
+    on_gpu = choices.device.startswith("cuda") or (choices.device == "auto" and torch.cuda.is_available())
+    mode = mode or (MODES[-1] if on_gpu else MODES[0])
     chosen = cases(networks, [mode], ["train"], [experts], [100], [batch])
     program = _Program(architecture, chosen, list(at_once), seconds, choices)
+    found, where = _together(program)
     rows = []
-    for (case, count), steps_a_second in _together(program).items():
+    for (case, count), steps_a_second in found.items():
         ms = 1000 / sum(steps_a_second)
         rows.append(
             {
@@ -71,11 +73,11 @@ def measure_runs(
                 "slowest_to_fastest": round(min(steps_a_second) / max(steps_a_second), 3),
             }
         )
-    return {"architecture": architecture, "environment": environment(runtime, seed=0), "runs": rows}
+    return {"architecture": architecture, "environment": where, "runs": rows}
 
 
-def _together(program: _Program) -> dict[tuple[Case, int], list[float]]:
-    """Steps a second of each that takes part."""
+def _together(program: _Program) -> tuple[dict[tuple[Case, int], list[float]], dict[str, Any]]:
+    """Steps a second of each that takes part, and where that was. This process itself leaves the device alone."""
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     reports: Any = context.Queue()
     most = max(program.at_once)
@@ -90,10 +92,9 @@ def _together(program: _Program) -> dict[tuple[Case, int], list[float]]:
         for process in processes:
             process.start()
         try:
+            where: dict[str, Any] = _next(reports)
             for _ in range(sum(count for _, count in found)):
-                case, count, rate = reports.get(timeout=SECONDS_TO_GET_READY)
-                if isinstance(rate, str):
-                    raise RunError(f"bench runs: {rate}")
+                case, count, rate = _next(reports)
                 found[case, count].append(rate)
         except queue.Empty as error:
             raise RunError(f"bench runs: {most} runs were not ready in time; try fewer at once") from error
@@ -101,14 +102,22 @@ def _together(program: _Program) -> dict[tuple[Case, int], list[float]]:
             for process in processes:
                 process.kill()
                 process.join()
-    return found
+    return found, where
+
+
+def _next(reports: Any) -> Any:
+    report = reports.get(timeout=SECONDS_TO_GET_READY)
+    if isinstance(report, str):
+        raise RunError(f"bench runs: {report}")
+    return report
 
 
 def _work(number: int, program: _Program, start: Any, reports: Any) -> None:
     choices = program.choices
-    case, count = program.cases[0], program.at_once[0]
     try:
         made = make_runtime(choices.device, choices.precision, kernels=choices.kernels)
+        if number == 0:
+            reports.put(environment(made, seed=0))
         for case in program.cases:
             runtime = in_mode(made, case.mode)
             launch = prepare(program.architecture, case, runtime)
@@ -126,5 +135,5 @@ def _work(number: int, program: _Program, start: Any, reports: Any) -> None:
     except threading.BrokenBarrierError:
         pass  # another says why
     except Exception as error:
-        reports.put((case, count, f"{type(error).__name__}: {error}"))
+        reports.put(f"{type(error).__name__}: {error}")
         start.abort()
