@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from nofe.architectures import ARCHITECTURES, architecture_named
 from nofe.architectures.caffe import BatchNorm2d
 from nofe.architectures.folding import convolutions_with_norms
+from nofe.architectures.packing import PackedConvolution
 from nofe.experts.network import plant_experts
 from nofe.frozen import FrozenNetwork, frozen
 from nofe.specialties import Specialties
@@ -85,6 +87,42 @@ def test_what_was_prepared_follows_the_training(kind: str) -> None:
         again = frozen(network, CPU, len(images), 32)
         assert again is first
         torch.testing.assert_close(again(images), answers(network, images), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["small", "resnet56-c100"])
+def test_a_kernel_with_weights_of_its_own_answers_alike_and_follows_the_training(name: str) -> None:
+    """Minimal filtering transforms the weights once for all passes, until they change."""
+    network, images = network_of(name, "fused"), images_for(name, 3)
+    ready = FrozenNetwork(network, dataclasses.replace(CPU, kernels="winograd"), len(images), images.shape[-1])
+    kernels = [getattr(layer, "kernel", None) for layer in ready._network.modules()]
+    assert kernels.count("winograd") == {"small": 1, "resnet56-c100": 2}[name]
+    for _ in range(2):
+        trained_a_little(network, images)
+        ready.refresh(network)
+        expected = answers(network, images)
+        scale = float(expected.abs().max())
+        for _ in range(2):
+            torch.testing.assert_close(ready(images), expected, rtol=1e-3, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("change", [{"precision": "bf16"}, {"compile": True}])
+def test_weights_keep_their_form_in_half_precision_and_for_a_compiler(change: dict[str, Any]) -> None:
+    runtime = dataclasses.replace(CPU, kernels="winograd", **change)
+    ready = FrozenNetwork(network_of("small", "fused"), runtime, 5, 32)
+    assert not any(isinstance(layer, PackedConvolution) for layer in ready._network.modules())
+    assert not any(getattr(layer, "kernel", None) == "winograd" for layer in ready._network.modules())
+
+
+@pytest.mark.parametrize("kind", ["base", "fused"])
+def test_more_images_than_are_good_at_once_go_in_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, images = network_of("small", kind), images_for("small", 11)
+    trained_a_little(network, images)
+    monkeypatch.setattr("nofe.frozen.images_at_once", lambda *_: 4)
+    ready = FrozenNetwork(network, CPU, 11, 32, at_once=11)
+    given: list[int] = []
+    ready._network.register_forward_pre_hook(lambda _, args: given.append(len(args[0])))
+    torch.testing.assert_close(ready(images), answers(network, images), rtol=1e-3, atol=1e-3)
+    assert given == [4, 4, 3]
 
 
 def test_batches_of_any_size_answer_alike() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nofe.architectures.folding import convolutions_with_norms, folded_tensors, remove_norms
+from nofe.architectures.packing import freeze, pack_convolutions
 from nofe.training.launch import compile_blocks, launcher
 from nofe.training.runtime import Runtime
 
@@ -32,9 +33,9 @@ def frozen(model: nn.Module, runtime: Runtime, images: int, crop: int) -> "Froze
 
 def images_at_once(runtime: Runtime, crop: int) -> int:
     """A GPU wants many; a processor's cache holds few."""
-    if runtime.device.type != "cpu":
-        return 2000 if crop <= SMALL_IMAGE else 500
-    return 100 if crop <= SMALL_IMAGE else 50
+    if runtime.device.type == "cpu":
+        return 48
+    return 2000 if crop <= SMALL_IMAGE else 500
 
 
 class FrozenNetwork:
@@ -43,19 +44,24 @@ class FrozenNetwork:
     def __init__(self, model: nn.Module, runtime: Runtime, images: int, crop: int, at_once: int | None = None) -> None:
         # Whatever the number of images: how many go together shows in the last bits of their logits.
         self.batch = at_once or images_at_once(runtime, crop)
+        self._piece = min(self.batch, images_at_once(runtime, crop))
         self._runtime, self._crop = runtime, crop
         # With norms, in the form and with the kernels of its own; takes the weights from `model` at each refresh.
         self._whole = copy.deepcopy(model).eval().requires_grad_(False)
         self._whole.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # What a processor makes of weights is kept from pass to pass. A compiler makes its own of them.
+        self._keeps = runtime.device.type == "cpu" and runtime.precision == "fp32" and not runtime.compile
         choose: Any = getattr(self._whole, "choose_kernels", None)
         if choose is not None:
-            may_measure = images >= MEASURING_PAYS_FROM
-            choose((min(self.batch, max(images, 1)), 3, crop, crop), runtime, training=False, may_measure=may_measure)
+            how: Any = {"frozen": self._keeps, "may_measure": images >= MEASURING_PAYS_FROM}
+            choose((min(self._piece, max(images, 1)), 3, crop, crop), runtime, training=False, **how)
         self._pairs = convolutions_with_norms(self._whole)
         self._network = copy.deepcopy(self._whole)
         remove_norms(self._network, self._pairs)
         if runtime.precision == "bf16":
             self._network.to(torch.bfloat16)  # once, instead of at each pass
+        if self._keeps:
+            pack_convolutions(self._network)
         self._fill()
         compile_blocks(self._network, runtime)
         self._passes: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by the number of images
@@ -79,11 +85,13 @@ class FrozenNetwork:
         tensors = folded_tensors(self._whole, self._pairs)
         for name, tensor in _tensors(self._network).items():
             tensor.copy_(tensors[name])
+        if self._keeps:
+            freeze(self._network)
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
         if not (self._runtime.capture or self._runtime.compile):
-            return self._answers(images).float()
+            return torch.cat([self._answers(piece) for piece in images.split(self._piece)]).float()
         # Compiled and captured passes have one shape: the images are put in the next larger one, beside what was there.
         size = self._size_for(len(images))
         if size not in self._passes:

@@ -1,9 +1,10 @@
 """Which kernel runs each layer of the fused experts: chosen by measurement, once, and remembered.
 
-One convolution for all K experts, K small ones in turn, or a batched product, in channels last or first: which is
-fastest depends on device, shape, precision and pass, and no rule of thumb held on all of them. So the candidates of
-every layer (experts/stacked.py) take turns on the shape at hand, and the winner is kept, in memory and in one small
-file for all runs of a user. The choice is made before anything is compiled or captured, and is a plain attribute then.
+One convolution for all K experts, K small ones in turn, a batched product or, where weights are frozen, Winograd's
+minimal filtering, in channels last or first: which is fastest depends on device, shape, precision and pass, and no rule
+of thumb held on all of them. So the candidates of every layer (experts/stacked.py) take turns on the shape at hand, and
+the winner is kept, in memory and in one small file for all runs of a user. The choice is made before anything is
+compiled or captured, and is a plain attribute then.
 """
 
 import copy
@@ -17,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from nofe.architectures.packing import freeze, pack_convolutions
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts
 from nofe.experts.stacked import StackedLayer
@@ -24,7 +26,7 @@ from nofe.files import replace_atomically
 from nofe.training.launch import EAGER_STEPS, launcher, milliseconds
 from nofe.training.runtime import Runtime, cache_folder, device_name
 
-KERNELS = ("together", "loop", "product")
+KERNELS = ("together", "loop", "product", "winograd")
 BRANCHES = "branches"  # no kernel of a layer: the reference, branch by branch
 FILE = "kernels.json"
 LEAST_ROUNDS, MOST_ROUNDS = 5, 30  # in which the candidates take turns
@@ -79,10 +81,10 @@ def choices_of_this_user() -> Choices:
     return _of_this_user[file]
 
 
-def pin_kernels(experts: FusedExperts, kernel: str) -> None:
+def pin_kernels(experts: FusedExperts, kernel: str, *, frozen: bool = False) -> None:
     """The same kernel wherever a layer has it, without measuring; elsewhere all experts together."""
     for layer in _layers(experts).values():
-        known = {name for name, _ in layer.candidates()}
+        known = {name for name, _ in layer.candidates(frozen=frozen)}
         layer.use(kernel if kernel in known else "together", None)
 
 
@@ -97,12 +99,14 @@ def choose_kernels(
     runtime: Runtime,
     *,
     training: bool,
+    frozen: bool = False,
     known: dict[str, str] | None = None,
     remembered: Choices | None = None,
     may_measure: bool = True,
 ) -> dict[str, str]:
     """Choose for features of this shape, on the device where they are. Returns every choice by what it depends on.
 
+    `frozen`: the weights will stay as they are for many passes, and layers are told so (architectures/packing.py).
     `known` goes before what is remembered: a resumed run repeats the choices it began with, to the bit. Without
     `may_measure` a layer that nothing is known of stays as it is. Weights, statistics and generators stay as they are.
     """
@@ -112,10 +116,10 @@ def choose_kernels(
     measured: dict[str, str] = {}
 
     def choose(layer: StackedLayer, inputs: Tensor) -> None:
-        by_name = {_in_words(*candidate): candidate for candidate in layer.candidates()}
+        by_name = {_in_words(*candidate): candidate for candidate in layer.candidates(frozen=frozen)}
         if len(by_name) == 1:
             return
-        key = _key(layer, inputs, runtime, training)
+        key = _key(layer, inputs, runtime, _pass(runtime, training, frozen))
         choice = (known or {}).get(key) or remembered.chosen.get(prefix + key)
         if choice not in by_name:
             if not may_measure:
@@ -124,7 +128,7 @@ def choose_kernels(
             for name, candidate in by_name.items():
                 own = copy.deepcopy(layer)  # candidates lay their weights out differently, and a graph keeps addresses
                 own.use(*candidate)
-                steps[name] = _step(own, inputs, runtime, training)
+                steps[name] = _step(own, inputs, runtime, training, frozen)
             choice = _fastest(steps, runtime)
             measured[prefix + key] = choice
         layer.use(*by_name[choice])
@@ -173,13 +177,13 @@ def _prefix(runtime: Runtime) -> str:
     return f"{device_name(runtime.device)}, {torch.get_num_threads()} threads, torch {torch.__version__}: "
 
 
-def _key(layer: StackedLayer, inputs: Tensor, runtime: Runtime, training: bool) -> str:
+def _key(layer: StackedLayer, inputs: Tensor, runtime: Runtime, passes: str) -> str:
     weight = cast(Tensor, layer.weight)
     convolution = {**getattr(layer, "settings", {}), "groups": getattr(layer, "groups", 1)}
     details = " ".join(f"{name}={value}" for name, value in convolution.items() if inputs.dim() == 4)
     shape = f"weight {tuple(weight.shape)} {weight.dtype} {details}".rstrip().replace("torch.", "")
     name = f"{type(layer).__name__} K={layer.experts}"
-    return f"{name} {_inputs(inputs, runtime)}; {shape}; {_pass(runtime, training)}"
+    return f"{name} {_inputs(inputs, runtime)}; {shape}; {passes}"
 
 
 def _inputs(inputs: Tensor, runtime: Runtime) -> str:
@@ -188,8 +192,9 @@ def _inputs(inputs: Tensor, runtime: Runtime) -> str:
     return f"of {tuple(inputs.shape)}{' channels last' if last else ''} {kind} in {runtime.precision}"
 
 
-def _pass(runtime: Runtime, training: bool) -> str:
-    return ("forward and backward" if training else "forward") + (", captured" if runtime.capture else "")
+def _pass(runtime: Runtime, training: bool, frozen: bool) -> str:
+    passes = "forward and backward" if training else "forward of frozen weights" if frozen else "forward"
+    return passes + (", captured" if runtime.capture else "")
 
 
 def faster_than_branches(
@@ -199,6 +204,7 @@ def faster_than_branches(
     runtime: Runtime,
     *,
     training: bool,
+    frozen: bool = False,
     known: dict[str, str] | None = None,
     remembered: Choices | None = None,
     may_measure: bool = True,
@@ -209,14 +215,14 @@ def faster_than_branches(
     """
     remembered = choices_of_this_user() if remembered is None else remembered
     kernels = json.dumps(kernels_of(experts))
-    key = f"{type(branches[0]).__name__} K={experts.experts} {_inputs(features, runtime)}; {_pass(runtime, training)}; "
-    key += f"fused as {kernels}"
+    passes = _pass(runtime, training, frozen)
+    key = f"{type(branches[0]).__name__} K={experts.experts} {_inputs(features, runtime)}; {passes}; fused as {kernels}"
     choice = (known or {}).get(key) or remembered.chosen.get(_prefix(runtime) + key)
     if choice not in ("fused", BRANCHES):
         if not may_measure:
             return True, {}
         steps = {
-            name: _step(copy.deepcopy(module), features, runtime, training)
+            name: _step(copy.deepcopy(module), features, runtime, training, frozen)
             for name, module in (("fused", experts), (BRANCHES, branches))
         }
         choice = _fastest(steps, runtime)
@@ -244,9 +250,12 @@ def _fastest(steps: dict[str, Callable[[], None]], runtime: Runtime) -> str:
     return first if first in least and least[winner] > CLEARLY * least[first] else winner
 
 
-def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool) -> Callable[[], None]:
+def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, frozen: bool) -> Callable[[], None]:
     """One pass through `module`, which is no part of anything: it may be trained by it."""
     module.train(training)
+    if frozen:
+        pack_convolutions(module)
+        freeze(module)
     for each in module.modules():
         if isinstance(each, nn.Dropout | nn.Dropout2d):
             each.eval()  # it would draw from the run's generator

@@ -73,6 +73,7 @@ class NetworkOfExperts(WithTrunk):
         runtime: Runtime,
         *,
         training: bool,
+        frozen: bool = False,
         known: dict[str, str] | None = None,
         may_measure: bool = True,
     ) -> dict[str, str]:
@@ -85,11 +86,11 @@ class NetworkOfExperts(WithTrunk):
         if runtime.kernels == kernels.BRANCHES:
             self.unfuse()
         elif runtime.kernels != "measure":
-            kernels.pin_kernels(self.experts, runtime.kernels)
+            kernels.pin_kernels(self.experts, runtime.kernels, frozen=frozen)
         if runtime.kernels != "measure":
             return {}
         features = self._example_features(images, runtime)
-        how: Any = {"training": training, "known": known, "may_measure": may_measure}
+        how: Any = {"training": training, "frozen": frozen, "known": known, "may_measure": may_measure}
         chosen = kernels.choose_kernels(self.experts, features, runtime, **how)
         [branches] = self._reference
         if may_measure:

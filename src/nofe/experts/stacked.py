@@ -4,7 +4,8 @@ A map of all experts is (N, K*D, h, w), their vectors are (N, K, F). A layer who
 experts is padded with zeros to the largest: the padded outputs are never read, so they get no gradient and stay zero.
 
 A layer knows several ways to compute the same numbers (`kernels`), none of them the fastest everywhere. Which one runs
-is a plain attribute, `kernel`, set once, before anything is compiled or captured (experts/kernels.py).
+is a plain attribute, `kernel`, set once, before anything is compiled or captured (experts/kernels.py). Where weights
+are frozen, convolutions keep what they make of them from pass to pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,9 @@ from typing import Any, ClassVar, Self, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from nofe.architectures.packing import Convolution, Freezable, convolution_with
+from nofe.experts.winograd import Winograd
 
 LAYOUTS = {"first": torch.contiguous_format, "last": torch.channels_last}
 
@@ -54,8 +58,11 @@ class StackedLayer(nn.Module):
     def largest(self) -> int:
         return max(self.outputs)
 
-    def candidates(self) -> list[tuple[str, str | None]]:
-        """Every kernel in every layout it is worth trying in; the first one is what runs unless another is chosen."""
+    def candidates(self, *, frozen: bool = False) -> list[tuple[str, str | None]]:
+        """Every kernel in every layout it is worth trying in; the first one is what runs unless another is chosen.
+
+        `frozen`: the weights will stay as they are for many passes.
+        """
         return [(kernel, layout) for kernel in self.kernels for layout in (self.layouts or (None,))]
 
     def use(self, kernel: str, layout: str | None) -> None:
@@ -81,14 +88,53 @@ def _outputs(layer: nn.Module) -> int:
     return int(layer.weight.shape[0])  # type: ignore[index]
 
 
-class _Convolution(StackedLayer):
+class _Convolution(StackedLayer, Freezable):
     layouts = ("last", "first")
     outputs_in_front = True  # of weight and bias: batch norm can be folded into them
+    shared: ClassVar[bool]  # all experts read the same map
 
     def __init__(self, layers: Sequence[nn.Conv2d]) -> None:
         super().__init__(layers)
         self.settings = _settings(layers[0])
         self.groups = layers[0].groups
+        self._frozen = False
+        self._convolved: Convolution | None = None
+        self._winograd: Winograd | None = None
+
+    def candidates(self, *, frozen: bool = False) -> list[tuple[str, str | None]]:
+        usual = super().candidates(frozen=frozen)
+        return [*usual, ("winograd", "last")] if frozen and self._suits_winograd else usual
+
+    @property
+    def _suits_winograd(self) -> bool:
+        one, three = (1, 1), (3, 3)
+        kernel = tuple(cast(Tensor, self.weight).shape[2:])
+        return (
+            kernel == three
+            and self.settings["stride"] == self.settings["dilation"] == one
+            and not isinstance(self.settings["padding"], str)
+            and self.groups == 1
+        )
+
+    def freeze(self) -> None:
+        self._frozen, self._convolved, self._winograd = True, None, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy may be trained: it is not frozen."""
+        return self.__dict__ | {"_frozen": False, "_convolved": None, "_winograd": None}
+
+    def _together(self, maps: Tensor, groups: int) -> Tensor:
+        weight = cast(Tensor, self.weight)
+        if not self._frozen:
+            return F.conv2d(maps, weight, self.bias, groups=groups, **self.settings)
+        if self.kernel == "winograd":
+            if self._winograd is None or self._winograd.size != maps.shape[2:]:
+                padding = self.settings["padding"]
+                self._winograd = Winograd(weight, self.bias, self.experts, maps, padding, shared=self.shared)
+            return self._winograd(maps)
+        if self._convolved is None:
+            self._convolved = convolution_with(weight, maps.shape, groups=groups, **self.settings)
+        return self._convolved(maps, self.bias)
 
     def _one_by_one(self, maps: Sequence[Tensor]) -> Tensor:
         """K convolutions one after another, (N, D, h, w) each, with views of the weights."""
@@ -105,6 +151,7 @@ class SharedConvolution(_Convolution):
     """The first convolution of every expert reads the same trunk map, so all K are one dense convolution."""
 
     kernels = ("together", "loop")
+    shared = True
 
     def forward(self, features: Tensor) -> Tensor:  # (N, D, h, w)
         features = self.laid_out(features)
@@ -112,7 +159,7 @@ class SharedConvolution(_Convolution):
             return self._one_by_one([features] * self.experts)
         weight, bias = cast(Tensor, self.weight), self.bias  # (K*O, D / groups, kh, kw)
         if self.groups == 1:
-            return F.conv2d(features, weight, bias, **self.settings)  # (N, K*O, h, w)
+            return self._together(features, groups=1)  # (N, K*O, h, w)
         # Torch wants the outputs of one group together: (groups, K, O / groups), and they are wanted by expert.
         per_group = weight.unflatten(0, (self.experts, self.groups, -1)).transpose(0, 1)  # (groups, K, O / groups, ...)
         maps = F.conv2d(features, per_group.flatten(0, 2), None, groups=self.groups, **self.settings)
@@ -123,11 +170,14 @@ class SharedConvolution(_Convolution):
 class GroupedConvolution(_Convolution):
     """A later convolution: each expert reads its own map. Together they are one grouped convolution."""
 
-    def candidates(self) -> list[tuple[str, str | None]]:
-        convolutions = [(kernel, layout) for kernel in ("together", "loop") for layout in self.layouts]
+    kernels = ("together", "loop")
+    shared = False
+
+    def candidates(self, *, frozen: bool = False) -> list[tuple[str, str | None]]:
         # A map as large as its kernel, or a kernel of one pixel, is a product without copies worth the name. The
         # product has pixels before channels on the way in, so it wants channels last.
-        return [*convolutions, ("product", "last")] if self.is_pointwise else list(convolutions)
+        usual = super().candidates(frozen=frozen)
+        return [*usual, ("product", "last")] if self.is_pointwise else usual
 
     @property
     def is_pointwise(self) -> bool:
@@ -141,8 +191,7 @@ class GroupedConvolution(_Convolution):
             return self._one_by_one(maps.chunk(self.experts, dim=1))
         if self.kernel == "product":
             return self._product(maps)
-        groups = self.experts * self.groups
-        return F.conv2d(maps, cast(Tensor, self.weight), self.bias, groups=groups, **self.settings)  # (N, K*O, h, w)
+        return self._together(maps, groups=self.experts * self.groups)  # (N, K*O, h, w)
 
     def _product(self, maps: Tensor) -> Tensor:
         """A kernel of one pixel as a batched matrix product over the K experts, and their groups."""

@@ -1,0 +1,83 @@
+"""Weights that stay as they are for many passes, kept in the form that passes read them in.
+
+On a processor oneDNN computes convolutions with weights in a layout of its own, into which torch reorders them at each
+pass. For one image that is a good part of the time; here it is done once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Convolution = Callable[[Tensor, Tensor | None], Tensor]  # of maps and a bias
+
+
+class Freezable:
+    """A layer that, once frozen, may keep what it makes of its weights, until it is frozen again."""
+
+    def freeze(self) -> None:
+        """The weights are set, and stay as they are from now on."""
+        raise NotImplementedError
+
+
+def freeze(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, Freezable):
+            module.freeze()
+
+
+def convolution_with(
+    weight: Tensor,
+    maps: Sequence[int],
+    *,
+    stride: tuple[int, ...] = (1, 1),
+    padding: tuple[int, ...] | str = (0, 0),
+    dilation: tuple[int, ...] = (1, 1),
+    groups: int = 1,
+) -> Convolution:
+    """F.conv2d with a weight that stays, at its best for maps of this shape: packed where oneDNN computes it."""
+    if isinstance(padding, str) or not _is_packable(weight):
+        return lambda maps, bias: F.conv2d(maps, weight, bias, stride, padding, dilation, groups)
+    # Private, but what torch's own compiler makes of a convolution whose weight is frozen.
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, maps)
+
+    def convolved(maps: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._convolution_pointwise(
+            maps, packed, bias, padding, stride, dilation, groups, "none", [], ""
+        )
+        return result
+
+    return convolved
+
+
+def _is_packable(weight: Tensor) -> bool:
+    onednn: Any = torch.backends.mkldnn
+    usable = onednn.is_available() and onednn.enabled and hasattr(torch.ops.mkldnn, "_reorder_convolution_weight")
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and usable
+
+
+class PackedConvolution(nn.Conv2d, Freezable):
+    """A convolution that packs its weight at the first pass after it was frozen."""
+
+    _convolved: Convolution | None = None
+
+    def freeze(self) -> None:
+        self._convolved = None
+
+    def forward(self, maps: Tensor) -> Tensor:  # (N, D, h, w)
+        if self._convolved is None:
+            how: Any = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "groups")}
+            self._convolved = convolution_with(self.weight, maps.shape, **how)
+        return self._convolved(maps, self.bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_convolved": None}  # what is packed cannot be copied
+
+
+def pack_convolutions(model: nn.Module) -> None:
+    """In place; for a model that is frozen before it answers. Its tensors keep their names."""
+    for module in model.modules():
+        if type(module) is nn.Conv2d and module.padding_mode == "zeros":
+            module.__class__ = PackedConvolution
