@@ -93,7 +93,8 @@ def compile_experts(order: Order, runtime: Runtime) -> None:
     batches = batches_of(state, _zeros(order.train_images, architecture.image_size, runtime), runtime)
     objective = Objective(torch.arange(classes, device=runtime.device), smoothing=recipe.label_smoothing)
     train_epoch(state, batches, objective, runtime, Silent(), until=1)
-    tested = min(order.test_images, images_at_once(runtime, crop))
+    at_once = images_at_once(runtime, crop)
+    tested = min(order.test_images, at_once + order.test_images % at_once)  # a whole batch and the rest
     with state.as_evaluated():
         accuracy(network, _zeros(tested, architecture.image_size, runtime), crop, runtime)
 
