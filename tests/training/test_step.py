@@ -16,9 +16,9 @@ from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.data.dataset import ImageSet
 from nofe.experts.network import NetworkOfExperts, plant_experts
 from nofe.specialties import Specialties
-from nofe.training import half
+from nofe.training import half, optimizer
 from nofe.training.half import forward_of
-from nofe.training.launch import CapturedStep, compile_blocks
+from nofe.training.launch import CapturedStep, after_capture, compile_blocks
 from nofe.training.loop import Objective, start_training, train_epoch, training_step
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
@@ -209,6 +209,19 @@ def test_a_captured_step_is_the_same_training(precision: str) -> None:
     )
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is one of a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("capture", [False, True])
+def test_weights_stepped_by_one_kernel_are_the_same_training(
+    precision: str, capture: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Runtime(torch.device("cuda:0"), precision, capture=capture)
+    ours = losses(small_resnet(), runtime, steps=12)
+    monkeypatch.setattr(optimizer, "find_spec", lambda name: None)  # as if there were no triton
+    theirs = losses(small_resnet(), runtime, steps=12)
+    np.testing.assert_allclose(ours, theirs, rtol=2e-3 if precision == "fp32" else 2e-2)
+
+
 class FakeGraph:
     """Records while a step runs, replays what it recorded: enough of a CUDA graph to test who calls what."""
 
@@ -219,7 +232,8 @@ class FakeGraph:
         self.replayed += 1
 
 
-def test_capturing_does_no_step_twice_and_leaves_none_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nothing:
         def __init__(self, *_: object) -> None: ...
         def __enter__(self) -> None: ...
@@ -231,6 +245,10 @@ def test_capturing_does_no_step_twice_and_leaves_none_out(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "Stream", Nothing)
     monkeypatch.setattr(torch.cuda, "stream", Nothing)
     monkeypatch.setattr(torch.cuda, "current_stream", Nothing)
+
+
+@pytest.mark.usefixtures("fake_graphs")
+def test_capturing_does_no_step_twice_and_leaves_none_out() -> None:
     ran = []
     step = CapturedStep(lambda: ran.append(1))
     for _ in range(10):
@@ -238,6 +256,25 @@ def test_capturing_does_no_step_twice_and_leaves_none_out(monkeypatch: pytest.Mo
     assert len(ran) == 4, "three eager steps, and one that is only recorded"
     assert isinstance(step._graph, FakeGraph)
     assert step._graph.replayed == 7
+
+
+@pytest.mark.usefixtures("fake_graphs")
+def test_what_is_left_for_after_the_capture_is_done_once_and_before_the_first_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(FakeGraph, "replay", lambda self: told.append("replay"))
+    eager = iter([True] * 3)
+
+    def one_step() -> None:
+        if not next(eager, False):
+            after_capture(lambda: told.append("after"))
+        told.append("step")
+
+    step = CapturedStep(one_step)
+    for _ in range(5):
+        step()
+    assert told == ["step", "step", "step", "step", "after", "replay", "replay"]
 
 
 def test_a_step_reads_the_batches_in_their_order() -> None:

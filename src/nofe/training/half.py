@@ -1,7 +1,8 @@
-"""Weights in bfloat16, all cast at once.
+"""Weights in bfloat16, all cast at once, or kept beside the others by the optimizer.
 
 Autocast casts each weight on its own, and each gradient back: two tiny kernels for every layer at every step. Here a
-handful of kernels cast them all. The numbers are the same ones, bit for bit.
+handful of kernels cast them all, or none, where the kernel that steps them all does it in passing. The numbers are the
+same ones, bit for bit.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,13 @@ from torch import Tensor, nn
 from nofe.training.runtime import Runtime
 
 
-def forward_of(model: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tensor]:
-    """The model as a function of images in the precision of the runtime, its gradients averaged over ranks."""
+def forward_of(
+    model: nn.Module, runtime: Runtime, optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[Tensor], Tensor]:
+    """The model as a function of images in the precision of the runtime, its gradients averaged over ranks.
+
+    An optimizer that can keep weights in bfloat16 is asked to; the gradients are then left with those.
+    """
     replica = runtime.ranks.replica(model)
     if runtime.precision != "bf16":
         return replica
@@ -28,10 +34,12 @@ def forward_of(model: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tensor]
         for name, weight in module.named_parameters(recurse=False)
         if weight.requires_grad  # or a frozen trunk would be differentiated for nothing
     ]
+    keep_copies = getattr(optimizer, "keep_copies", None)
+    kept = keep_copies([model.get_parameter(name) for name in names]) if keep_copies else None
 
     def forward(images: Tensor) -> Tensor:
         with runtime.autocast():
-            halves = _AllAtOnce.apply(*(model.get_parameter(name) for name in names))
+            halves = kept or _AllAtOnce.apply(*(model.get_parameter(name) for name in names))
             logits: Tensor = torch.func.functional_call(model, dict(zip(names, halves, strict=True)), (images,))
         return logits
 

@@ -55,7 +55,17 @@ class CapturedStep:
             with torch.cuda.graph(graph):
                 self._step()
             self._graph = graph
+            while _left_for_after:
+                _left_for_after.pop()()
         self._graph.replay()
+
+
+_left_for_after: list[Callable[[], object]] = []
+
+
+def after_capture(do: Callable[[], object]) -> None:
+    """Once, when the capture under way has ended, before anything of it runs: for what is known only then."""
+    _left_for_after.append(do)
 
 
 def milliseconds(launch: Callable[[], None], times: int, runtime: Runtime) -> float:

@@ -18,7 +18,7 @@ from nofe.streams import seed_for
 from nofe.training.average import MovingAverage
 from nofe.training.half import forward_of
 from nofe.training.launch import compile_blocks, compiled, launcher
-from nofe.training.optimizer import optimizer_of, set_rate
+from nofe.training.optimizer import optimizer_of, set_rate, weights_may_have_changed
 from nofe.training.progress import Progress
 from nofe.training.recipe import Recipe, rate_at
 from nofe.training.runtime import Runtime
@@ -126,6 +126,7 @@ def train_epoch(
         # Every rank drops other numbers.
         torch.manual_seed(seed_for(state.seed, state.stage, "dropout", epoch) + runtime.ranks.rank)
     batches.begin(epoch, position)
+    weights_may_have_changed(state.optimizer)
     state.model.train()
     if state.launch is None:
         state.launch = launcher(training_step(state, batches, objective, runtime), runtime)
@@ -148,7 +149,7 @@ def train_epoch(
 
 def training_step(state: TrainState, batches: Batches, objective: Objective, runtime: Runtime) -> Callable[[], None]:
     """One step as a function: batch, forward, loss, backward, weights. It reads and writes tensors alone."""
-    forward = forward_of(state.model, runtime)
+    forward = forward_of(state.model, runtime, state.optimizer)
 
     def next_batch() -> tuple[Tensor, Labels]:  # (B, 3, h, w), (B,)
         images, labels = batches.next()

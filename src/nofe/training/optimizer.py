@@ -11,6 +11,7 @@ larger velocity then dies away over some ten steps, as it did in the release.
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -31,9 +32,7 @@ def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     groups = _groups(model, recipe, _plain_multipliers(model, recipe))
     device = next(model.parameters()).device
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(
-            groups, lr=recipe.rate, momentum=recipe.momentum, nesterov=recipe.nesterov, **_fastest_sgd(device)
-        )
+        return _fastest_sgd(groups, lr=recipe.rate, momentum=recipe.momentum, nesterov=recipe.nesterov)
     on_gpu = device.type == "cuda"
     adamw = torch.optim.AdamW(
         groups, lr=recipe.rate, betas=(recipe.momentum, SECOND_MOMENTUM), fused=True, capturable=on_gpu
@@ -48,8 +47,7 @@ def caffe_sgd(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
     if recipe.decay_norms:
         multipliers |= {name: replace(multipliers[name], decay=1.0) for name in _batch_norms(model)}
     groups = _groups(model, recipe, multipliers, velocity_holds_rate=True)
-    device = next(model.parameters()).device
-    return torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum, **_fastest_sgd(device))
+    return _fastest_sgd(groups, lr=recipe.rate, momentum=recipe.momentum)
 
 
 def _groups(
@@ -75,9 +73,23 @@ def _groups(
     ]
 
 
-def _fastest_sgd(device: torch.device) -> dict[str, Any]:
-    """Measured on many small tensors: fused kernels win on a GPU, foreach by a factor of five on a CPU."""
-    return {"fused": True} if device.type == "cuda" else {"foreach": True}
+def _fastest_sgd(groups: list[dict[str, Any]], **settings: Any) -> torch.optim.SGD:
+    """Measured on many small tensors: a single kernel wins on a GPU, foreach by a factor of five on a CPU."""
+    weights = [weight for group in groups for weight in group["params"]]
+    if not weights or weights[0].device.type != "cuda":
+        return torch.optim.SGD(groups, foreach=True, **settings)
+    if find_spec("triton") is None or any(weight.dtype != torch.float32 for weight in weights):
+        return torch.optim.SGD(groups, fused=True, **settings)
+    from nofe.training.one_launch import OneLaunchSGD
+
+    return OneLaunchSGD(groups, **settings)
+
+
+def weights_may_have_changed(optimizer: torch.optim.Optimizer) -> None:
+    """By a checkpoint, say. Where the optimizer keeps copies of them it makes them anew."""
+    refresh = getattr(optimizer, "refresh_copies", None)
+    if refresh:
+        refresh()
 
 
 def _plain_multipliers(model: nn.Module, recipe: Recipe) -> dict[str, Multipliers]:

@@ -1,0 +1,38 @@
+"""All weights in one kernel: the same steps as torch's SGD."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """In a process of its own: whether kernels are interpreted is settled when they are defined."""
+    program = Path(__file__).with_name("one_launch_program.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    told = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    result: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("kind", ["plain", "nesterov"])
+def test_weights_go_where_torch_takes_them(found: dict[str, Any], kind: str) -> None:
+    assert found[kind]["apart"] < 1e-6
+    assert found[kind]["moved"] > 1e-2
+
+
+def test_copies_in_bfloat16_follow_the_weights(found: dict[str, Any]) -> None:
+    """The interpreter rounds to bfloat16 towards zero, a GPU to the nearest: a thousandth, not a millionth."""
+    copies = found["copies"]
+    assert copies["apart"][0] < 1e-6  # the first step begins from the same copies
+    assert max(copies["apart"]) < 1e-3
+    assert copies["weights_have_no_gradient"]
+    assert copies["copy_from_weight"] <= copies["largest_weight"] / 128
