@@ -140,6 +140,7 @@ def test_trainings_at_once_share_the_device() -> None:
     measured = measure_runs("small", ["base"], None, 2, 4, [1, 2], Choices("cpu"), seconds=0.3)
     alone, shared = measured["runs"]
     assert (alone["at_once"], shared["at_once"]) == (1, 2)
+    assert (alone["share_of_each"], shared["share_of_each"]) == (100, 100)
     assert alone["slowest_to_fastest"] == 1 >= shared["slowest_to_fastest"] > 0
     for row in measured["runs"]:
         assert row["seconds_an_epoch"] == pytest.approx(row["milliseconds_a_step"] * 12.5, rel=1e-2)
@@ -162,9 +163,10 @@ def test_the_daemon_that_shares_a_gpu_is_not_waited_for(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     began = time.monotonic()
-    with sharing_the_gpu():
+    with sharing_the_gpu(5):
         inside = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
         assert inside.is_dir()
+        assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
     assert time.monotonic() - began < 15
     assert (tmp_path / "told").read_text() == "quit\n"
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ

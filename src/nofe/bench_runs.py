@@ -1,7 +1,7 @@
 """Several trainings on one device at the same time: what a step of one costs when they share it.
 
-Each is a process, as in `nofe reproduce`. They are started once; for each case those that take part begin together,
-count the steps that they take in the same few seconds, and the others wait.
+Each is a process, as in `nofe reproduce`. For each case they begin together and count the steps that they take in the
+same few seconds.
 """
 
 import multiprocessing
@@ -17,7 +17,7 @@ import torch
 from nofe.bench import Case, cases, prepare
 from nofe.errors import RunError, UserError
 from nofe.training.launch import MODES, in_mode, milliseconds
-from nofe.training.runtime import environment, make_runtime, sharing_the_gpu
+from nofe.training.runtime import environment, make_runtime, share_of_each, sharing_the_gpu
 
 AN_EPOCH = 50_000  # images, as of CIFAR-100
 SECONDS_TO_GET_READY = 300.0  # importing, compiling, capturing
@@ -38,7 +38,7 @@ class _Program:
 
     architecture: str
     cases: list[Case]
-    at_once: list[int]
+    at_once: int
     seconds: float
     choices: Choices
 
@@ -52,56 +52,60 @@ def measure_runs(
     at_once: Sequence[int],
     choices: Choices,
     seconds: float = 3.0,
+    shares: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Milliseconds of a step, and seconds of an epoch, that each of so many trainings costs the device."""
+    """Milliseconds of a step, and seconds of an epoch, that each of so many trainings costs the device.
+
+    `shares` are percentages of the GPU that each may use at most, tried in turn.
+    """
     if min(at_once) < 1:
         raise UserError(f"--at-once {min(at_once)}: no run at all; choose 1 or more")
     on_gpu = choices.device.startswith("cuda") or (choices.device == "auto" and torch.cuda.is_available())
     mode = mode or (MODES[-1] if on_gpu else MODES[0])
     chosen = cases(networks, [mode], ["train"], [experts], [100], [batch])
-    program = _Program(architecture, chosen, list(at_once), seconds, choices)
-    found, where = _together(program)
-    rows = []
-    for (case, count), steps_a_second in found.items():
-        ms = 1000 / sum(steps_a_second)
-        rows.append(
-            {
-                "case": asdict(case),
-                "at_once": count,
-                "milliseconds_a_step": round(ms, 4),
-                "seconds_an_epoch": round(ms / 1000 * (AN_EPOCH // batch), 4),
-                "slowest_to_fastest": round(min(steps_a_second) / max(steps_a_second), 3),
-            }
-        )
+    rows: list[dict[str, Any]] = []
+    where: dict[str, Any] = {}
+    for count, share in ((each, share) for each in at_once for share in shares or [share_of_each(each)]):
+        with sharing_the_gpu(count, share):
+            found, where = _together(_Program(architecture, chosen, count, seconds, choices))
+        for case, steps_a_second in found.items():
+            ms = 1000 / sum(steps_a_second)
+            rows.append(
+                {
+                    "case": asdict(case),
+                    "at_once": count,
+                    "share_of_each": share,
+                    "milliseconds_a_step": round(ms, 4),
+                    "seconds_an_epoch": round(ms / 1000 * (AN_EPOCH // batch), 4),
+                    "slowest_to_fastest": round(min(steps_a_second) / max(steps_a_second), 3),
+                }
+            )
     return {"architecture": architecture, "environment": where, "runs": rows}
 
 
-def _together(program: _Program) -> tuple[dict[tuple[Case, int], list[float]], dict[str, Any]]:
-    """Steps a second of each that takes part, and where that was. This process itself leaves the device alone."""
+def _together(program: _Program) -> tuple[dict[Case, list[float]], dict[str, Any]]:
+    """Steps a second of each, and where that was. This process itself leaves the device alone."""
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     reports: Any = context.Queue()
-    most = max(program.at_once)
-    start = context.Barrier(most)
-    found: dict[tuple[Case, int], list[float]] = {
-        (case, count): [] for case in program.cases for count in program.at_once
-    }
-    with sharing_the_gpu():
-        processes = [
-            context.Process(target=_work, args=(number, program, start, reports), daemon=True) for number in range(most)
-        ]
+    start = context.Barrier(program.at_once)
+    found: dict[Case, list[float]] = {case: [] for case in program.cases}
+    processes = [
+        context.Process(target=_work, args=(number, program, start, reports), daemon=True)
+        for number in range(program.at_once)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        where: dict[str, Any] = _next(reports)
+        for _ in range(program.at_once * len(found)):
+            case, rate = _next(reports)
+            found[case].append(rate)
+    except queue.Empty as error:
+        raise RunError(f"bench runs: {program.at_once} runs were not ready in time; try fewer at once") from error
+    finally:
         for process in processes:
-            process.start()
-        try:
-            where: dict[str, Any] = _next(reports)
-            for _ in range(sum(count for _, count in found)):
-                case, count, rate = _next(reports)
-                found[case, count].append(rate)
-        except queue.Empty as error:
-            raise RunError(f"bench runs: {most} runs were not ready in time; try fewer at once") from error
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
     return found, where
 
 
@@ -122,15 +126,12 @@ def _work(number: int, program: _Program, start: Any, reports: Any) -> None:
             runtime = in_mode(made, case.mode)
             launch = prepare(program.architecture, case, runtime)
             at_a_time = max(1, int(50 / milliseconds(launch, 5, runtime)))  # about 50 ms alone
-            for count in program.at_once:
-                start.wait(timeout=SECONDS_TO_GET_READY)
-                if number >= count:
-                    continue  # waits at the next start
-                steps, began = 0, time.perf_counter()
-                while (taken := time.perf_counter() - began) < program.seconds:
-                    milliseconds(launch, at_a_time, runtime)
-                    steps += at_a_time
-                reports.put((case, count, steps / taken))
+            start.wait(timeout=SECONDS_TO_GET_READY)
+            steps, began = 0, time.perf_counter()
+            while (taken := time.perf_counter() - began) < program.seconds:
+                milliseconds(launch, at_a_time, runtime)
+                steps += at_a_time
+            reports.put((case, steps / taken))
         start.wait(timeout=SECONDS_TO_GET_READY)  # none leaves, and gives its share back, while another is counting
     except threading.BrokenBarrierError:
         pass  # another says why

@@ -406,6 +406,10 @@ def bench_runs(
     mode: Annotated[str | None, typer.Option(help="As of bench; the fastest by default.")] = None,
     experts: Annotated[int, typer.Option(min=1, help="K.")] = 10,
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 100,
+    share: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=100, help="Percent of the GPU that each may use, by NVIDIA's MPS; repeatable."),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long they train together.")] = 3.0,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
@@ -421,7 +425,7 @@ def bench_runs(
     from nofe.training.runtime import make_runtime
 
     choices = Choices(device, precision)
-    measured = measure_runs(architecture, network, mode, experts, batch, at_once, choices, seconds)
+    measured = measure_runs(architecture, network, mode, experts, batch, at_once, choices, seconds, share)
     print(runs_in_words(measured))
     folder = Path("benchmarks/results") / folder_of(make_runtime(device))
     out = out or folder / f"{architecture}-runs-at-once.json"

@@ -150,7 +150,7 @@ def reproduce(
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     side_by_side = min(side_by_side, len(jobs))
-    with sharing_the_gpu() if side_by_side > 1 else nullcontext():
+    with sharing_the_gpu(side_by_side) if side_by_side > 1 else nullcontext():
         crew = _Crew(workshop, side_by_side)
         try:
             return _run_all(list(jobs), crew, deadline, say)

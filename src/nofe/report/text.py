@@ -145,13 +145,14 @@ def runs_in_words(measured: dict[str, Any]) -> str:
             row["case"]["network"],
             row["case"]["mode"],
             f"{row['at_once']}",
+            f"{row['share_of_each']}%",
             f"{row['milliseconds_a_step']:.3f}",
             f"{row['seconds_an_epoch']:.3f}",
             f"{row['slowest_to_fastest']:.0%}",
         )
         for row in measured["runs"]
     ]
-    head = ("network", "mode", "at once", "ms a step of each", "s an epoch of each", "slowest to fastest")
+    head = ("network", "mode", "at once", "may use", "ms a step of each", "s an epoch of each", "slowest to fastest")
     environment = measured["environment"]
     return f"{measured['architecture']} on {environment['device']}, {environment['precision']}\n\n{table(head, rows)}"
 

@@ -203,9 +203,18 @@ def _best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def share_of_each(processes: int) -> int:
+    """Percent of a GPU that each of so many processes at once may use.
+
+    With all of it the kernels of one got in the way of the others', with an equal share too little ran at a time
+    (benchmarks/results/nvidia-h200/alexnet-c100-runs-by-share.json): twice that is best.
+    """
+    return min(100, 200 // processes)
+
+
 @contextmanager
-def sharing_the_gpu() -> Iterator[None]:
-    """Processes started inside run their kernels at the same time, by NVIDIA's MPS where it is installed.
+def sharing_the_gpu(processes: int, share: int | None = None) -> Iterator[None]:
+    """So many processes, started inside, run their kernels at the same time, by NVIDIA's MPS where it is installed.
 
     Without it they take turns, and small networks leave most of the GPU idle.
     """
@@ -215,15 +224,19 @@ def sharing_the_gpu() -> Iterator[None]:
         return
     with tempfile.TemporaryDirectory(prefix="nofe-mps-") as folder:
         quiet = subprocess.DEVNULL  # no pipe: the daemon would hold it open, and be waited for
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        os.environ |= places
+        settings = {
+            "CUDA_MPS_PIPE_DIRECTORY": folder,
+            "CUDA_MPS_LOG_DIRECTORY": folder,
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share or share_of_each(processes)),
+        }
+        os.environ |= settings
         try:
             started = subprocess.run([control, "-d"], stdout=quiet, stderr=quiet, timeout=30).returncode == 0
             yield
             if started:
                 subprocess.run([control], input=b"quit\n", stdout=quiet, stderr=quiet, timeout=30)
         finally:
-            for name in places:
+            for name in settings:
                 os.environ.pop(name, None)
 
 
