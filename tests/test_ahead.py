@@ -15,7 +15,7 @@ import torch
 from conftest import small_dataset, small_run
 from nofe import config as configuration
 from nofe import pipeline
-from nofe.ahead import Order, compile_experts, compiling_ahead
+from nofe.ahead import PARTS, Order, compile_experts, compiling_ahead
 from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, make_runtime
 
 SETTINGS = ("base.by=none", "generalist.epochs=1", "experts.epochs=2", "specialties.count=3")
@@ -38,17 +38,22 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     torch._dynamo.reset()
 
 
-def order_for(config: configuration.RunConfig, runtime: Runtime) -> Order:
+def order_for(config: configuration.RunConfig, part: str) -> Order:
     data = small_dataset()
     counts = len(data.train.labels), len(data.test.labels)
-    return Order(configuration.to_json(config), data.classes, *counts, str(runtime.device), runtime.kernels)
+    return Order(part, configuration.to_json(config), data.classes, *counts, "cpu", "measure")
 
 
+@pytest.mark.parametrize("kernels", ["together", "measure"])
 def test_the_stage_finds_all_that_it_compiles(
-    graphs: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: str, graphs: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("NOFE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("nofe.frozen.MEASURING_PAYS_FROM", 1)
     config = small_run(*SETTINGS)
-    compile_experts(order_for(config, make_runtime("cpu")), make_runtime("cpu", compile=True, kernels="together"))
+    for part in PARTS:
+        torch._dynamo.reset()
+        compile_experts(order_for(config, part), make_runtime("cpu", compile=True, kernels=kernels))
     ahead = set(graphs)
     of_stage = pipeline.train_experts
 
@@ -58,7 +63,7 @@ def test_the_stage_finds_all_that_it_compiles(
         return of_stage(*arguments)
 
     monkeypatch.setattr(pipeline, "train_experts", from_here_on)
-    runtime = make_runtime("cpu", compile=True, kernels="together")
+    runtime = make_runtime("cpu", compile=True, kernels=kernels)
     pipeline.train(config, tmp_path / "run", runtime=runtime, dataset=small_dataset())
     assert len(graphs) > 3
     assert graphs <= ahead
@@ -83,9 +88,10 @@ def test_a_short_generalist_trains_uncompiled_while_the_experts_are_compiled(
     assert runtime.compile
 
 
-def test_another_process_does_it() -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_another_process_does_it(part: str) -> None:
     """Down to the end, without a compiler: TORCH_COMPILE_DISABLE leaves the rest of it."""
-    order = order_for(small_run(*SETTINGS), make_runtime("cpu"))
+    order = order_for(small_run(*SETTINGS), part)
     ended = subprocess.run(
         [sys.executable, "-m", "nofe.ahead"],
         input=json.dumps(asdict(order)),
@@ -109,8 +115,8 @@ def test_a_run_that_ends_early_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = make_runtime("cpu")
     with pytest.raises(KeyboardInterrupt), compiling_ahead(small_run(*SETTINGS), 4, (8, 4), runtime):
         raise KeyboardInterrupt
-    [process] = started
-    assert process.returncode is not None
+    assert len(started) == len(PARTS)
+    assert all(process.returncode is not None for process in started)
 
 
 def test_only_long_stages_on_a_gpu_are_compiled() -> None:

@@ -1,15 +1,17 @@
 """Compile the experts in another process while the generalist trains, so that their stage need not wait for it.
 
-What torch.compile makes is kept on disk, under a key of what it was made from. A process that builds the same network,
-in the same precision, and takes one step and one evaluation with it leaves there what the stage will ask for.
+What torch.compile makes is kept on disk, under a key of what it was made from. Processes that build the same network,
+in the same precision, leave there what the stage will ask for: one takes a step with it, another evaluates it.
 """
 
 import json
 import logging
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,14 +23,16 @@ from nofe.architectures.zoo import trust
 from nofe.config import RunConfig, architecture_of
 from nofe.data.batches import DeviceImages
 from nofe.data.dataset import ImageSet
+from nofe.data.workers import cores
 from nofe.evaluation import accuracy
-from nofe.experts.network import plant_experts
-from nofe.frozen import images_at_once
+from nofe.experts.network import NetworkOfExperts, plant_experts
+from nofe.frozen import FrozenNetwork, frozen, images_at_once
 from nofe.specialties import random_balanced
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime, make_runtime
 
+PARTS = ("training", "evaluation")  # each about half of the work
 PATIENCE_SECONDS = 120.0  # then the stage compiles what is missing itself
 log = logging.getLogger("nofe")
 
@@ -37,6 +41,7 @@ log = logging.getLogger("nofe")
 class Order:
     """What to compile for: shapes alone, no images."""
 
+    part: str  # of PARTS
     config: dict[str, Any]
     classes: int
     train_images: int
@@ -53,50 +58,72 @@ def compiling_ahead(
 
     If it fails nothing is lost but time: the stage compiles for itself, and says what is wrong.
     """
-    order = Order(configuration.to_json(config), classes, *images, str(runtime.device), runtime.kernels)
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nofe.ahead"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(asdict(order)))
-    process.stdin.close()
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores() // len(PARTS)))}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "nofe.ahead"],
+            stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True, env=environment,
+        )
+        for _ in PARTS
+    ]  # fmt: skip
 
     def wait() -> None:
-        try:
-            ended = process.wait(PATIENCE_SECONDS)
-            log.debug("compiling ahead ended with %d", ended)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for process in processes:
+            try:
+                log.debug("compiling ahead ended with %d", process.wait(deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
 
     try:
+        # While they start: they must build what the stage will build, and would measure while others use the device.
+        with_kernels_chosen(config, classes, images, runtime)
+        for part, process in zip(PARTS, processes, strict=True):
+            order = Order(part, configuration.to_json(config), classes, *images, str(runtime.device), runtime.kernels)
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:  # one that failed at once
+                process.stdin.write(json.dumps(asdict(order)))
         yield wait
     finally:
-        process.kill()
-        process.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
-def compile_experts(order: Order, runtime: Runtime) -> None:
-    """One step and one evaluation of the experts' stage, on images of zeros."""
-    config = configuration.from_json(order.config)
-    runtime.use_precision(config.precision)
-    recipe, classes = config.experts, order.classes
+def with_kernels_chosen(
+    config: RunConfig, classes: int, images: tuple[int, int], runtime: Runtime
+) -> tuple[NetworkOfExperts, FrozenNetwork]:
+    """The experts as their stage begins with them, and as it evaluates them; what is measured for it is remembered."""
     architecture = architecture_of(config, classes)
     network = plant_experts(architecture, random_balanced(classes, config.specialties.count, np.random.default_rng(0)))
     if config.adapt.frozen_trunk:
         network.freeze_trunk()
     network.fuse()
     network.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    crop, batch = recipe.augmentation.crop, min(recipe.batch, order.train_images)
-    network.choose_kernels((batch, 3, crop, crop), runtime, training=True, may_measure=False)
-    state = start_training("experts", network, recipe, config.seed, runtime)
-    batches = batches_of(state, _zeros(order.train_images, architecture.image_size, runtime), runtime)
-    objective = Objective(torch.arange(classes, device=runtime.device), smoothing=recipe.label_smoothing)
-    train_epoch(state, batches, objective, runtime, Silent(), until=1)
-    at_once = images_at_once(runtime, crop)
-    tested = min(order.test_images, at_once + order.test_images % at_once)  # a whole batch and the rest
-    with state.as_evaluated():
-        accuracy(network, _zeros(tested, architecture.image_size, runtime), crop, runtime)
+    recipe, (to_train_on, to_test_on) = config.experts, images
+    crop = recipe.augmentation.crop
+    network.choose_kernels((min(recipe.batch, to_train_on), 3, crop, crop), runtime, training=True)
+    return network, frozen(network, runtime, to_test_on, crop)
+
+
+def compile_experts(order: Order, runtime: Runtime) -> None:
+    """One step, or one evaluation, of the experts' stage on images of zeros."""
+    config = configuration.from_json(order.config)
+    runtime.use_precision(config.precision)
+    recipe, classes = config.experts, order.classes
+    images = order.train_images, order.test_images
+    size, crop = architecture_of(config, classes).image_size, recipe.augmentation.crop
+    network, _ = with_kernels_chosen(config, classes, images, runtime)
+    if order.part == "training":
+        state = start_training("experts", network, recipe, config.seed, runtime)
+        batches = batches_of(state, _zeros(order.train_images, size, runtime), runtime)
+        objective = Objective(torch.arange(classes, device=runtime.device), smoothing=recipe.label_smoothing)
+        train_epoch(state, batches, objective, runtime, Silent(), until=1)
+    else:
+        at_once = images_at_once(runtime, crop)
+        tested = min(order.test_images, at_once + order.test_images % at_once)  # a whole batch and the rest
+        accuracy(network, _zeros(tested, size, runtime), crop, runtime)
 
 
 def _zeros(count: int, size: int, runtime: Runtime) -> DeviceImages:
@@ -107,7 +134,7 @@ def _zeros(count: int, size: int, runtime: Runtime) -> DeviceImages:
 def main() -> None:
     order = Order(**json.loads(sys.stdin.read()))
     trust(order.config["architecture"])
-    compile_experts(order, make_runtime(order.device, compile=True, capture=False, kernels=order.kernels))
+    compile_experts(order, make_runtime(order.device, compile=True, kernels=order.kernels))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,9 @@ def train(
     precision: Annotated[str | None, typer.Option(help="auto, bf16, tf32 or fp32.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
-    kernels: Annotated[str, typer.Option(help="measure, together, loop, product, winograd or branches.")] = "measure",
+    kernels: Annotated[
+        str, typer.Option(help="measure, known, together, loop, product, winograd, branches.")
+    ] = "measure",
     checkpoint_seconds: Annotated[
         float | None, typer.Option(help="Least time between two checkpoints; by default they take 2% of the time.")
     ] = None,
@@ -317,7 +319,9 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="In which cases take turns.")] = 7,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32 or fp32.")] = "auto",
-    kernels: Annotated[str, typer.Option(help="measure, together, loop, product, winograd or branches.")] = "measure",
+    kernels: Annotated[
+        str, typer.Option(help="measure, known, together, loop, product, winograd, branches.")
+    ] = "measure",
     out: Annotated[
         Path | None, typer.Option(help="Where to keep the table; by default benchmarks/results/DEVICE/.")
     ] = None,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts
 from nofe.experts.kernels import KERNELS, Choices, choose_kernels, kernels_of, pin_kernels
 from nofe.experts.network import NetworkOfExperts
-from nofe.experts.stacked import StackedLayer
+from nofe.experts.stacked import GroupedConvolution, StackedLayer
 from nofe.training.runtime import Runtime, make_runtime
 
 CPU = Runtime(torch.device("cpu"))
@@ -65,6 +66,38 @@ def test_candidates_cover_what_there_is_to_choose_from() -> None:
     assert layouts == {"last", "first"}
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": (3, 2), "padding": (1, 0), "stride": (2, 1)},
+        {"kernel_size": 3, "padding": 2, "dilation": (2, 1), "bias": False},
+        {"kernel_size": 1, "stride": 2},
+        {"kernel_size": 5, "groups": 2},
+    ],
+)
+def test_a_product_of_columns_is_the_convolution(settings: dict[str, Any]) -> None:
+    layers = [nn.Conv2d(4, 6, **settings, dtype=torch.float64) for _ in range(3)]
+    stacked = GroupedConvolution(layers)
+    stacked.use("product", "last")
+    maps = torch.randn(2, 12, 7, 8, dtype=torch.float64, requires_grad=True)
+    expected = torch.cat([layer(own) for layer, own in zip(layers, maps.chunk(3, dim=1), strict=True)], dim=1)
+    found = stacked(maps)
+    torch.testing.assert_close(found, expected)
+    wanted = torch.autograd.grad(expected.square().sum(), [maps, *(layer.weight for layer in layers)])
+    got = torch.autograd.grad(found.square().sum(), [maps, cast(Tensor, stacked.weight)])
+    torch.testing.assert_close(got[0], wanted[0])
+    torch.testing.assert_close(got[1], torch.cat(wanted[1:]))
+
+
+def test_what_cannot_be_the_fastest_is_not_measured() -> None:
+    maps = torch.randn(2, 12, 7, 8)
+    wide, pointwise = (GroupedConvolution([nn.Conv2d(4, 6, size) for _ in range(3)]) for size in (3, 1))
+    assert pointwise.is_promising("product", "last", maps, "fp32")
+    assert not wide.is_promising("product", "last", maps, "fp32"), "nine copies of each pixel, on a processor"
+    assert wide.is_promising("loop", "first", maps, "fp32")
+
+
 def experts_of(name: str) -> FusedExperts:
     _, fused = pair(name, RAGGED)
     assert isinstance(fused.experts, FusedExperts)
@@ -96,6 +129,22 @@ def test_known_choices_go_before_remembered_ones(monkeypatch: pytest.MonkeyPatch
     assert choose_kernels(resumed, features, CPU, training=True, known=made, remembered=remembered) == made
     assert set(kernels_of(resumed).values()) == set(made.values())
     assert not remembered.chosen
+
+
+def test_known_kernels_are_used_and_others_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOFE_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[-1])
+    shape = (2, *FEATURES["small"])
+
+    def chosen(how: str, batch: int) -> dict[str, str]:
+        _, network = pair("small", RAGGED)
+        runtime = Runtime(torch.device("cpu"), kernels=how)
+        return network.choose_kernels((batch, *shape[1:]), runtime, training=True)
+
+    made = chosen("measure", 2)
+    monkeypatch.setattr(kernels, "_fastest", lambda *_: pytest.fail("measured"))
+    assert chosen("known", 2) == made != {}
+    assert chosen("known", 3) == {}
 
 
 def test_a_choice_depends_on_pass_shape_and_precision() -> None:

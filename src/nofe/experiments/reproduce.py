@@ -36,6 +36,8 @@ SECONDS_AN_EPOCH = {
     "wrn-28-10": (4.35, 5.4),
 }
 HDCNN_SECONDS = 600.0  # of all its stages together, an estimate
+SECONDS_WORTH_MEASURING = 100.0  # of a run: finding out which kernels suit its experts takes some seconds
+SECONDS_TO_MEASURE = 120.0  # at most
 
 
 @dataclass(frozen=True)
@@ -150,12 +152,46 @@ def reproduce(
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     side_by_side = min(side_by_side, len(jobs))
+    _choose_kernels(jobs, workshop)
     with sharing_the_gpu(side_by_side) if side_by_side > 1 else nullcontext():
         crew = _Crew(workshop, side_by_side)
         try:
             return _run_all(list(jobs), crew, deadline, say)
         finally:
             crew.dismiss()
+
+
+def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
+    """By measuring, before the runs are there to disturb it, in a process that leaves the device to them then."""
+    long_ones = {}
+    for job in jobs:
+        if not job.experiment.hdcnn and SECONDS_WORTH_MEASURING <= job.seconds() < math.inf:
+            config = job.config
+            long_ones[config.architecture, config.adapt, config.specialties.count, config.precision] = config
+    if not long_ones or workshop.device == "cpu":
+        return
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_measure_kernels, args=(list(long_ones.values()), workshop), daemon=True)
+    process.start()
+    process.join(SECONDS_TO_MEASURE)
+    process.kill()  # runs do without what is not known
+
+
+def _measure_kernels(configs: Sequence[RunConfig], workshop: Workshop) -> None:
+    from nofe.ahead import with_kernels_chosen
+    from nofe.training.runtime import make_runtime
+
+    for config in configs:
+        runtime = make_runtime(workshop.device, kernels="measure")
+        if runtime.device.type != "cuda" or "experts" not in stages_of(config):
+            continue
+        runtime.use_precision(config.precision)
+        dataset = _dataset(_at(config, workshop))
+        with_kernels_chosen(config, dataset.classes, (len(dataset.train.labels), len(dataset.test.labels)), runtime)
+
+
+def _at(config: RunConfig, workshop: Workshop) -> RunConfig:
+    return configuration.with_settings(config, [configuration.as_setting("data.root", str(workshop.data_root))])
 
 
 def _run_all(waiting: list[Job], crew: "_Crew", deadline: float | None, say: Callable[[str], None]) -> list[str]:
@@ -269,12 +305,12 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     from nofe.pipeline import train
     from nofe.training.runtime import make_runtime
 
-    # Kernels are not measured: the other runs would disturb it.
-    runtime = make_runtime(workshop.device, compile=workshop.compile, kernels="together", checkpoint_seconds=60)
+    # Kernels are not measured here: the other runs would disturb it.
+    runtime = make_runtime(workshop.device, compile=workshop.compile, kernels="known", checkpoint_seconds=60)
     if runtime.compile is None:
         runtime.compile = runtime.device.type == "cuda"  # kept on disk, and shared by all runs of a network
     out = workshop.runs / job.name
-    config = configuration.with_settings(job.config, [configuration.as_setting("data.root", str(workshop.data_root))])
+    config = _at(job.config, workshop)
     name = job.experiment.name
     if job.experiment.hdcnn:
         runtime.use_precision(config.precision)

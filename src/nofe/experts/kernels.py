@@ -126,6 +126,8 @@ def choose_kernels(
                 return
             steps = {}
             for name, candidate in by_name.items():
+                if not layer.is_promising(*candidate, inputs, runtime.precision):
+                    continue
                 own = copy.deepcopy(layer)  # candidates lay their weights out differently, and a graph keeps addresses
                 own.use(*candidate)
                 steps[name] = _step(own, inputs, runtime, training, frozen)

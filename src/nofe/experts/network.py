@@ -85,10 +85,11 @@ class NetworkOfExperts(WithTrunk):
             return {}
         if runtime.kernels == kernels.BRANCHES:
             self.unfuse()
-        elif runtime.kernels != "measure":
-            kernels.pin_kernels(self.experts, runtime.kernels, frozen=frozen)
-        if runtime.kernels != "measure":
             return {}
+        if runtime.kernels not in ("measure", "known"):
+            kernels.pin_kernels(self.experts, runtime.kernels, frozen=frozen)
+            return {}
+        may_measure = may_measure and runtime.kernels == "measure"
         features = self._example_features(images, runtime)
         how: Any = {"training": training, "frozen": frozen, "known": known, "may_measure": may_measure}
         chosen = kernels.choose_kernels(self.experts, features, runtime, **how)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from nofe.architectures.packing import Convolution, Freezable, convolution_with
 from nofe.experts.winograd import Winograd
 
+TENSOR_CORES = ("bf16", "tf32")  # precisions that a GPU has them for
+MOST_COLUMNS = 2**28  # numbers: 1 GiB in float32
 LAYOUTS = {"first": torch.contiguous_format, "last": torch.channels_last}
 
 
@@ -65,6 +67,10 @@ class StackedLayer(nn.Module):
         """
         return [(kernel, layout) for kernel in self.kernels for layout in (self.layouts or (None,))]
 
+    def is_promising(self, kernel: str, layout: str | None, maps: Tensor, precision: str) -> bool:
+        """Whether a candidate may be the fastest there; what cannot be is not measured."""
+        return True
+
     def use(self, kernel: str, layout: str | None) -> None:
         self.kernel, self.layout = kernel, layout
         self._lay_out_weight()
@@ -104,6 +110,10 @@ class _Convolution(StackedLayer, Freezable):
     def candidates(self, *, frozen: bool = False) -> list[tuple[str, str | None]]:
         usual = super().candidates(frozen=frozen)
         return [*usual, ("winograd", "last")] if frozen and self._suits_winograd else usual
+
+    def is_promising(self, kernel: str, layout: str | None, maps: Tensor, precision: str) -> bool:
+        # Tensor cores want channels last; only depthwise convolutions do without them.
+        return layout != "first" or self.groups > 1 or not (maps.is_cuda and precision in TENSOR_CORES)
 
     @property
     def _suits_winograd(self) -> bool:
@@ -174,13 +184,19 @@ class GroupedConvolution(_Convolution):
     shared = False
 
     def candidates(self, *, frozen: bool = False) -> list[tuple[str, str | None]]:
-        # A map as large as its kernel, or a kernel of one pixel, is a product without copies worth the name. The
-        # product has pixels before channels on the way in, so it wants channels last.
         usual = super().candidates(frozen=frozen)
-        return [*usual, ("product", "last")] if self.is_pointwise else usual
+        # The product has pixels before channels on the way in, so it wants channels last.
+        return usual if isinstance(self.settings["padding"], str) else [*usual, ("product", "last")]
+
+    def is_promising(self, kernel: str, layout: str | None, maps: Tensor, precision: str) -> bool:
+        if kernel == "product" and not self._is_pointwise:
+            # Many numbers are copied for it, but in TF32 cuDNN takes the groups of a convolution one by one.
+            numbers = maps.numel() * cast(Tensor, self.weight)[0, 0].numel()
+            return maps.is_cuda and precision == "tf32" and numbers <= MOST_COLUMNS
+        return super().is_promising(kernel, layout, maps, precision)
 
     @property
-    def is_pointwise(self) -> bool:
+    def _is_pointwise(self) -> bool:
         one = (1, 1)
         kernel = tuple(cast(Tensor, self.weight).shape[2:])
         return kernel == one and self.settings["stride"] == one and self.settings["padding"] == (0, 0)
@@ -194,17 +210,37 @@ class GroupedConvolution(_Convolution):
         return self._together(maps, groups=self.experts * self.groups)  # (N, K*O, h, w)
 
     def _product(self, maps: Tensor) -> Tensor:
-        """A kernel of one pixel as a batched matrix product over the K experts, and their groups."""
-        images, height, width = len(maps), maps.shape[2], maps.shape[3]
+        """As a batched matrix product over the K experts, and their groups."""
         parts = self.experts * self.groups
-        pixels = maps.permute(0, 2, 3, 1).reshape(images * height * width, parts, -1).transpose(0, 1)  # (K, N*h*w, D)
-        weight = cast(Tensor, self.weight).flatten(1).unflatten(0, (parts, -1)).transpose(1, 2)  # (K, D, O)
-        if self.bias is None:
-            products = torch.bmm(pixels, weight)
+        pixels = maps.permute(0, 2, 3, 1)
+        weight = cast(Tensor, self.weight).permute(0, 2, 3, 1).flatten(1).unflatten(0, (parts, -1)).transpose(1, 2)
+        if self._is_pointwise:
+            images, height, width, _ = pixels.shape
+            columns = pixels.reshape(images * height * width, parts, -1).transpose(0, 1)  # (K, N*h*w, D)
         else:
-            products = torch.baddbmm(self.bias.view(parts, 1, -1), pixels, weight)  # (K, N*h*w, O)
+            taps = self._taps(pixels)
+            images, height, width, _ = taps[0].shape
+            by_part = [tap.unflatten(3, (parts, -1)).movedim(3, 0) for tap in taps]  # (K, N, h, w, D) each
+            columns = torch.stack(by_part, dim=4).flatten(4).flatten(1, 3)  # (K, N*h*w, kh*kw*D)
+        if self.bias is None:
+            products = torch.bmm(columns, weight)
+        else:
+            products = torch.baddbmm(self.bias.view(parts, 1, -1), columns, weight)  # (K, N*h*w, O)
         by_pixel = products.transpose(0, 1).reshape(images, height, width, -1)
         return by_pixel.permute(0, 3, 1, 2)  # (N, K*O, h, w), channels last
+
+    def _taps(self, pixels: Tensor) -> list[Tensor]:
+        """For each place in the kernel the pixels (N, h, w, K*D) that it meets."""
+        (up, left), stride, dilation = (self.settings[name] for name in ("padding", "stride", "dilation"))
+        padded = F.pad(pixels, (0, 0, left, left, up, up))
+        kernel = cast(Tensor, self.weight).shape[2:]
+        reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+        ends = [size - each + 1 for size, each in zip(padded.shape[1:3], reach, strict=True)]
+        return [
+            padded[:, row : row + ends[0] : stride[0], column : column + ends[1] : stride[1]]
+            for row in range(0, reach[0], dilation[0])
+            for column in range(0, reach[1], dilation[1])
+        ]
 
 
 def _settings(layer: nn.Conv2d) -> dict[str, Any]:

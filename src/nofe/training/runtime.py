@@ -32,7 +32,7 @@ PRECISIONS = ("auto", "bf16", "tf32", "fp32")
 # Compiling takes 20 to 40 seconds and saves 0.3 to 1.4 ms a step on an H200 (benchmarks/results/nvidia-h200); a stage
 # with fewer steps does without. On a CPU it takes longer and saves less.
 STEPS_WORTH_COMPILING = 20_000
-KERNELS = ("measure", "together", "loop", "product", "winograd", "branches")
+KERNELS = ("measure", "known", "together", "loop", "product", "winograd", "branches")
 
 
 class Interrupted(NofeError):
