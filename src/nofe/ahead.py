@@ -6,7 +6,6 @@ in the same precision, leave there what the stage will ask for: one takes a step
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -59,14 +58,12 @@ def compiling_ahead(
     If it fails nothing is lost but time: the stage compiles for itself, and says what is wrong.
     """
     quiet = subprocess.DEVNULL
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores() // len(PARTS)))}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "nofe.ahead"],
-            stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True, env=environment,
+            [sys.executable, "-m", "nofe.ahead"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True
         )
         for _ in PARTS
-    ]  # fmt: skip
+    ]
 
     def wait() -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -132,6 +129,9 @@ def _zeros(count: int, size: int, runtime: Runtime) -> DeviceImages:
 
 
 def main() -> None:
+    import torch._inductor.config as compiler
+
+    compiler.compile_threads = max(1, cores() // len(PARTS))
     order = Order(**json.loads(sys.stdin.read()))
     trust(order.config["architecture"])
     compile_experts(order, make_runtime(order.device, compile=True, kernels=order.kernels))
