@@ -218,10 +218,9 @@ class GroupedConvolution(_Convolution):
             images, height, width, _ = pixels.shape
             columns = pixels.reshape(images * height * width, parts, -1).transpose(0, 1)  # (K, N*h*w, D)
         else:
-            taps = self._taps(pixels)
-            images, height, width, _ = taps[0].shape
-            by_part = [tap.unflatten(3, (parts, -1)).movedim(3, 0) for tap in taps]  # (K, N, h, w, D) each
-            columns = torch.stack(by_part, dim=4).flatten(4).flatten(1, 3)  # (K, N*h*w, kh*kw*D)
+            met = self._met(pixels)
+            images, height, width = met.shape[:3]
+            columns = met.unflatten(5, (parts, -1)).movedim(5, 0).flatten(4).flatten(1, 3)  # (K, N*h*w, kh*kw*D)
         if self.bias is None:
             products = torch.bmm(columns, weight)
         else:
@@ -229,18 +228,20 @@ class GroupedConvolution(_Convolution):
         by_pixel = products.transpose(0, 1).reshape(images, height, width, -1)
         return by_pixel.permute(0, 3, 1, 2)  # (N, K*O, h, w), channels last
 
-    def _taps(self, pixels: Tensor) -> list[Tensor]:
-        """For each place in the kernel the pixels (N, h, w, K*D) that it meets."""
+    def _met(self, pixels: Tensor) -> Tensor:
+        """What each place of the kernel meets: (N, h, w, kh, kw, K*D)."""
         (up, left), stride, dilation = (self.settings[name] for name in ("padding", "stride", "dilation"))
         padded = F.pad(pixels, (0, 0, left, left, up, up))
         kernel = cast(Tensor, self.weight).shape[2:]
         reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-        ends = [size - each + 1 for size, each in zip(padded.shape[1:3], reach, strict=True)]
-        return [
-            padded[:, row : row + ends[0] : stride[0], column : column + ends[1] : stride[1]]
-            for row in range(0, reach[0], dilation[0])
-            for column in range(0, reach[1], dilation[1])
+        rows, columns = (size - each + 1 for size, each in zip(padded.shape[1:3], reach, strict=True))
+        # Row by row: a compiler makes one kernel of a few parts, and one for each of many.
+        by_row = [padded[:, row : row + rows : stride[0]] for row in range(0, reach[0], dilation[0])]
+        by_place = [
+            torch.stack([own[:, :, at : at + columns : stride[1]] for at in range(0, reach[1], dilation[1])], dim=3)
+            for own in by_row
         ]
+        return torch.stack(by_place, dim=3)
 
 
 def _settings(layer: nn.Conv2d) -> dict[str, Any]:
