@@ -1,6 +1,7 @@
 """That every way to run a step is the same training: the losses of its first steps, beside those of the plainest."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.experts.network import plant_experts
 from nofe.specialties import random_balanced
 from nofe.training.launch import MODES, in_mode
-from nofe.training.loop import Objective, start_training, train_epoch
+from nofe.training.loop import Objective, TrainState, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment
@@ -75,14 +76,19 @@ def _losses(
     augmentation = Augmentation(crop=architecture.input_size, mirror=True)
     batches = Batches(images, augmentation, batch=recipe.batch, seed=0, stage="losses")
     objective = Objective(torch.arange(classes, device=runtime.device))
-    each: list[float] = []
-    before = 0.0
-    for step in range(min(steps, batches.steps_per_epoch)):
-        train_epoch(state, batches, objective, runtime, Silent(), until=step + 1)
-        now = float(state.totals[0])
-        each.append((now - before) / batches.global_batch)
-        before = now
-    return each
+    noted = _Noted()
+    train_epoch(state, batches, objective, runtime, noted, until=min(steps, batches.steps_per_epoch))
+    return [(now - before) / batches.global_batch for before, now in pairwise([0.0, *noted.totals])]
+
+
+class _Noted(Silent):
+    """Looks at the sum of the losses after every step, and waits for the device each time."""
+
+    def __init__(self) -> None:
+        self.totals: list[float] = []
+
+    def advance(self, state: TrainState, images: int) -> None:
+        self.totals.append(float(state.totals[0]))
 
 
 def _rounded(losses: Sequence[float]) -> list[float]:
