@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nofe.config import RunConfig, with_settings
 from nofe.data import Dataset, ImageSet
@@ -56,3 +57,18 @@ def small_run(*settings: str) -> RunConfig:
 @pytest.fixture(scope="session")
 def dataset() -> Dataset:
     return small_dataset()
+
+
+@pytest.fixture(scope="session")
+def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shades of grey, a folder each."""
+    root = tmp_path_factory.mktemp("data") / "shades"
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 6), ("val", 3)):
+        for shade in range(4):
+            folder = root / part / f"shade{shade}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(60 * shade, 60 * shade + 40, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root

@@ -123,6 +123,64 @@ def train(
             progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
 
 
+@app.command()
+def sweep(
+    dataset: Annotated[
+        str | None, typer.Option(help="glyphs, cifar100, folder:PATH, shards:PATH ...; see nofe list.")
+    ] = None,
+    data_root: DataRoot = None,
+    architecture: Annotated[str | None, typer.Option(help="See nofe list.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="How all networks are trained; see nofe list.")] = None,
+    experts: Annotated[list[int] | None, typer.Option(help="K, the number of experts; repeatable.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="How specialties are chosen; repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
+    base: Annotated[str | None, typer.Option(help="Bases to compare: experts, paper, both, none.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="e.g. generalist.epochs=5; repeatable."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="A folder for the folders of the runs.")] = Path("runs/sweep"),
+    side_by_side: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is 8 on a GPU, 1 elsewhere.")] = 0,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; go on with the same command.")] = None,
+    device: Device = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, bf16, tf32 or fp32.")] = None,
+    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+) -> None:
+    """Train with several seeds, numbers of experts and rules, side by side, and compare them."""
+    from nofe.errors import RunError
+    from nofe.sweep import Choices, sweep_in_words, trainings
+    from nofe.sweep import sweep as run_all
+    from nofe.training.runtime import make_runtime
+
+    chosen: dict[str, Any] = {
+        "data.name": dataset,
+        "data.root": None if data_root is None else str(data_root),
+        "architecture": architecture,
+        "recipe": recipe,
+        "base.by": base,
+        "precision": precision,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    jobs = trainings(_config(given, set_ or []), range(seeds), experts or [], rule or [])
+    at_once = side_by_side or (8 if make_runtime(device).device.type == "cuda" else 1)
+    choices = Choices(device, compile_, "known" if at_once > 1 else "measure")
+    outcome = run_all(jobs, out, choices, at_once=at_once, minutes=minutes)
+    print(f"\n{sweep_in_words(jobs, out)}\n\nThe runs are in {out}.")
+    if unfinished := outcome.in_words():
+        raise RunError(f"sweep: {unfinished}; run the command again to go on")
+
+
+def _config(chosen: dict[str, Any], settings: list[str]) -> "RunConfig":
+    """The architecture's own configuration, with what the user chose."""
+    from nofe.config import as_setting, with_settings
+    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
+
+    chosen = dict(chosen)
+    architecture, dataset = chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET)
+    config = default_run(architecture, dataset, chosen.pop("recipe", PAPER))
+    return with_settings(config, [*(as_setting(name, value) for name, value in chosen.items()), *settings])
+
+
 def _configured(
     chosen: dict[str, Any], settings: list[str], out: Path | None, resume: bool, ranks: "Ranks"
 ) -> "tuple[RunConfig, Path]":
@@ -130,19 +188,15 @@ def _configured(
     from nofe import runs
     from nofe.config import as_setting, from_json, with_settings
     from nofe.errors import UserError
-    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
     from nofe.runs import Run
 
-    recipe = chosen.pop("recipe", None)
     if out is not None and resume and (out / runs.CONFIG).exists():
-        if recipe is not None:
+        if (recipe := chosen.pop("recipe", None)) is not None:
             raise UserError(f"--recipe {recipe}: the run in {out} has its own; leave it out to go on with that run")
-        config: RunConfig = from_json(Run(out).read_config())
+        given = [as_setting(name, value) for name, value in chosen.items()]
+        config: RunConfig = with_settings(from_json(Run(out).read_config()), [*given, *settings])
     else:
-        architecture, dataset = chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET)
-        config = default_run(architecture, dataset, recipe or PAPER)
-    given = [as_setting(name, value) for name, value in chosen.items()]
-    config = with_settings(config, [*given, *settings])
+        config = _config(chosen, settings)
     if out is None:
         kind = config.data.name.partition(":")[0]
         architecture = re.sub(r"[^\w.-]+", "-", config.architecture)
@@ -471,12 +525,12 @@ def reproduce(
     jobs = missing(experiments, seeds, results_in(folder))
     print(f"{len(jobs)} runs are missing")
     workshop = Workshop(work, folder, data_root, device, compile_)
-    unfinished = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else []
+    outcome = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else None
     found = results_in(folder)
     for table in chosen:
         print(f"\n{page.table_in_words(table, found)}")
-    if unfinished:
-        raise RunError(f"{len(unfinished)} runs are not finished (first: {unfinished[0]}); run the command again")
+    if outcome and (unfinished := outcome.in_words()):
+        raise RunError(f"reproduce: {unfinished}; run the command again to go on")
 
 
 @app.command()

@@ -26,21 +26,6 @@ from nofe.training.runtime import make_runtime
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four shades of grey, a folder each."""
-    root = tmp_path_factory.mktemp("data") / "shades"
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 6), ("val", 3)):
-        for shade in range(4):
-            folder = root / part / f"shade{shade}"
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(60 * shade, 60 * shade + 40, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    return root
-
-
 def experiment(shades: Path, name: str, *settings: str) -> Experiment:
     config = with_settings(
         default_run("alexnet-quick-c100", f"folder:{shades}"),
@@ -104,8 +89,9 @@ def test_side_by_side_everything_missing_is_filed_and_then_nothing_is_missing(
     bad = experiment(shades, "bad", "until=base", "base.by=experts", "experts.rate=1e30")
     jobs = missing([good, bad], 2, [])
     assert len(jobs) == 4
-    failed = reproduce(jobs, workshop, side_by_side=2)
-    assert sorted(failed) == ["bad-seed0", "bad-seed1"], "a run that fails is named, and ends no other"
+    outcome = reproduce(jobs, workshop, side_by_side=2)
+    assert sorted(outcome.failed) == ["bad-seed0", "bad-seed1"], "a run that fails is named, and ends no other"
+    assert outcome.in_words() == f"2 failed (first: {outcome.failed[0]})"
     assert "the loss is not finite" in capsys.readouterr().out
     found = results_in(workshop.results)
     assert {result["experiment"] for result in found} == {"good"}
@@ -197,7 +183,7 @@ def test_base_and_experts_of_today_have_one_recipe() -> None:
 
 def test_no_time_starts_nothing(shades: Path, workshop: Workshop) -> None:
     jobs = missing([experiment(shades, "good", "until=specialties")], 1, [])
-    assert reproduce(jobs, workshop, side_by_side=1, minutes=0) == []
+    assert reproduce(jobs, workshop, side_by_side=1, minutes=0).not_begun == ["good-seed0"]
     assert results_in(workshop.results) == []
 
 

@@ -1,27 +1,24 @@
 """Train what is missing of the paper's tables, several runs side by side on one device.
 
-Each run is a process's job: small networks leave a GPU idle, and processes share it well (`sharing_the_gpu`). A job's
-result is one file in `results/`, written when it is complete; an interrupted one goes on from its checkpoint.
+A run's result is one file in `results/`, written when it is complete; an interrupted one goes on from its checkpoint.
 """
 
 import math
 import multiprocessing
-import queue
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import nullcontext
 from dataclasses import dataclass
-from multiprocessing.context import SpawnProcess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nofe import config as configuration
 from nofe.config import RunConfig
-from nofe.errors import NofeError, UserError
+from nofe.errors import UserError
 from nofe.experiments.results import file_hdcnn, file_result
 from nofe.experiments.tables import Experiment
 from nofe.reuse import base_recipes, stage_keys, stages_of
 from nofe.runs import Run
+from nofe.side_by_side import Outcome, run_side_by_side
 
 # Seconds an epoch of 50,000 images, base and experts with K=10, of a run alone on an H200, to plan by: steps of
 # benchmarks/results/nvidia-h200/steps-by-network.json, compiled and captured, and a tenth of a second to test. That of
@@ -143,22 +140,11 @@ def reproduce(
     side_by_side: int,
     minutes: float | None = None,
     say: Callable[[str], None] = print,
-) -> list[str]:
-    """Run the jobs, `side_by_side` at a time, and file each result. Returns the names of those that failed.
-
-    After `minutes` runs that are under way stop with a checkpoint, and nothing new is started.
-    """
-    from nofe.training.runtime import sharing_the_gpu
-
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    side_by_side = min(side_by_side, len(jobs))
+) -> Outcome:
+    """Run the jobs, `side_by_side` at a time, and file each result."""
     _choose_kernels(jobs, workshop)
-    with sharing_the_gpu(side_by_side) if side_by_side > 1 else nullcontext():
-        crew = _Crew(workshop, side_by_side)
-        try:
-            return _run_all(list(jobs), crew, deadline, say)
-        finally:
-            crew.dismiss()
+    work = partial(run_job, workshop=workshop)
+    return run_side_by_side(jobs, work, at_once=side_by_side, minutes=minutes, say=say)
 
 
 def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
@@ -192,106 +178,6 @@ def _measure_kernels(configs: Sequence[RunConfig], workshop: Workshop) -> None:
 
 def _at(config: RunConfig, workshop: Workshop) -> RunConfig:
     return configuration.with_settings(config, [configuration.as_setting("data.root", str(workshop.data_root))])
-
-
-def _run_all(waiting: list[Job], crew: "_Crew", deadline: float | None, say: Callable[[str], None]) -> list[str]:
-    began = {}
-    failed: list[str] = []
-    count, finished = len(waiting), 0
-    while waiting or crew.at_work:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            break
-        while crew.idle and (job := _next(waiting, crew, left)) is not None:
-            waiting.remove(job)
-            began[job.name] = time.monotonic()
-            crew.give(job)
-        if not crew.at_work:
-            break  # what is left does not fit in the time
-        report = crew.wait(left)
-        if report is None:
-            continue
-        job, error = report
-        finished += 1
-        took = time.monotonic() - began[job.name]
-        say(f"{finished}/{count} {job.name}: {error or f'done in {took:.0f} s'}")
-        if error:
-            failed.append(job.name)
-    return failed + [job.name for job in crew.at_work.values()]
-
-
-def _next(waiting: Sequence[Job], crew: "_Crew", left: float | None) -> Job | None:
-    """The first that shares no stage with a run under way (it will find it trained), and that may end in time."""
-    busy = set().union(*(job.keys() for job in crew.at_work.values())) - crew.trained
-    for job in waiting:
-        fits = left is None or job.seconds(crew.trained) <= left
-        if fits and not job.keys() & busy:
-            return job
-    return None
-
-
-class _Crew:
-    """Worker processes, each with one job at a time."""
-
-    def __init__(self, workshop: Workshop, size: int) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self._reports: Any = context.Queue()
-        self._jobs: list[Any] = [context.SimpleQueue() for _ in range(size)]
-        self._processes: list[SpawnProcess] = [
-            context.Process(target=_work, args=(number, jobs, self._reports, workshop), daemon=True)
-            for number, jobs in enumerate(self._jobs)
-        ]
-        for process in self._processes:
-            process.start()
-        self.at_work: dict[int, Job] = {}
-        self.trained: set[str] = set()
-
-    @property
-    def idle(self) -> list[int]:
-        return [n for n, process in enumerate(self._processes) if n not in self.at_work and process.is_alive()]
-
-    def give(self, job: Job) -> None:
-        number = self.idle[0]
-        self.at_work[number] = job
-        self._jobs[number].put(job)
-
-    def wait(self, seconds: float | None) -> tuple[Job, str | None] | None:
-        """The next job that ends, with what went wrong; None when none ends in the time or for a while."""
-        try:
-            number, error = self._reports.get(timeout=2.0 if seconds is None else max(0.01, min(2.0, seconds)))
-        except queue.Empty:
-            number = next((n for n in self.at_work if not self._processes[n].is_alive()), None)
-            if number is None:
-                return None
-            error = f"its process ended with exit code {self._processes[number].exitcode}"
-        job = self.at_work.pop(number)
-        if error is None:
-            self.trained |= job.keys()
-        return job, error
-
-    def dismiss(self) -> None:
-        """Those at work stop after their step, with a checkpoint."""
-        for number, process in enumerate(self._processes):
-            if number in self.at_work:
-                process.terminate()
-            else:
-                self._jobs[number].put(None)
-        for process in self._processes:
-            process.join(timeout=60)
-            if process.is_alive():
-                process.kill()
-
-
-def _work(number: int, jobs: Any, reports: Any, workshop: Workshop) -> None:
-    """A worker process: one job after another, until told that there is none."""
-    while (job := jobs.get()) is not None:
-        try:
-            run_job(job, workshop)
-            reports.put((number, None))
-        except NofeError as error:
-            reports.put((number, str(error)))
-        except Exception as error:  # one bad run must not end the others
-            reports.put((number, f"{type(error).__name__}: {error}"))
 
 
 def run_job(job: Job, workshop: Workshop) -> Path:

@@ -232,9 +232,11 @@ def sharing_the_gpu(processes: int, share: int | None = None) -> Iterator[None]:
         os.environ |= settings
         try:
             started = subprocess.run([control, "-d"], stdout=quiet, stderr=quiet, timeout=30).returncode == 0
-            yield
-            if started:
-                subprocess.run([control], input=b"quit\n", stdout=quiet, stderr=quiet, timeout=30)
+            try:
+                yield
+            finally:
+                if started:
+                    subprocess.run([control], input=b"quit\n", stdout=quiet, stderr=quiet, timeout=30)
         finally:
             for name in settings:
                 os.environ.pop(name, None)

@@ -1,0 +1,211 @@
+"""Several trainings at a time on one device, each the job of a worker process.
+
+Small networks leave a GPU idle, and processes share it well (`sharing_the_gpu`). A job that is stopped leaves a
+checkpoint to go on from.
+"""
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+from typing import Any, Generic, Protocol, TypeVar
+
+from nofe.errors import NofeError
+
+SECONDS_TO_STOP = 60.0  # for a step and a checkpoint
+
+
+class Job(Protocol):
+    """One training. It goes to another process as it is, so it holds values alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def keys(self) -> Set[str]:
+        """Of the stages it trains: two jobs with the same stage do not train it at the same time."""
+        ...
+
+    def seconds(self, trained: Set[str]) -> float:
+        """What it is likely to take when the stages of these keys are there."""
+        ...
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The names of the jobs that did not come to their end."""
+
+    failed: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)  # with a checkpoint
+    not_begun: list[str] = field(default_factory=list)
+
+    def in_words(self) -> str:
+        """Nothing, if all is done."""
+        kinds = {"failed": self.failed, "were stopped": self.stopped, "were not begun": self.not_begun}
+        return "; ".join(f"{len(names)} {what} (first: {names[0]})" for what, names in kinds.items() if names)
+
+
+def run_side_by_side(
+    jobs: Sequence[AnyJob],
+    work: Callable[[AnyJob], object],
+    *,
+    at_once: int,
+    minutes: float | None = None,
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """`work`, which must be a function that another process can import, on every job, so many at a time.
+
+    After `minutes` jobs that are under way stop with a checkpoint, and nothing new is begun. A signal does the same,
+    and is raised as KeyboardInterrupt.
+    """
+    from nofe.training.runtime import sharing_the_gpu
+
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    at_once = min(at_once, len(jobs))
+    with _signals_as_exceptions(), sharing_the_gpu(at_once) if at_once > 1 else nullcontext():
+        crew = _Crew(work, at_once)
+        try:
+            return _run_all(list(jobs), crew, deadline, say)
+        finally:
+            crew.dismiss()
+
+
+def _run_all(
+    waiting: list[AnyJob], crew: "_Crew[AnyJob]", deadline: float | None, say: Callable[[str], None]
+) -> Outcome:
+    began = {}
+    failed: list[str] = []
+    count, finished = len(waiting), 0
+    while waiting or crew.at_work:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        while crew.idle and (job := _next(waiting, crew, left)) is not None:
+            waiting.remove(job)
+            began[job.name] = time.monotonic()
+            crew.give(job)
+        if not (crew.at_work or crew.idle):
+            break  # no process is left to work
+        report = crew.wait(left)
+        if report is None:
+            continue
+        job, error = report
+        finished += 1
+        took = time.monotonic() - began[job.name]
+        say(f"{finished}/{count} {job.name}: {error or f'done in {took:.0f} s'}")
+        if error:
+            failed.append(job.name)
+    return Outcome(failed, [job.name for job in crew.at_work.values()], [job.name for job in waiting])
+
+
+def _next(waiting: Sequence[AnyJob], crew: "_Crew[AnyJob]", left: float | None) -> AnyJob | None:
+    """The first that shares no stage with one under way (it will find it trained), and that may end in time.
+
+    If none may, and nothing else is under way, one that cannot: it goes on from its checkpoint the next time.
+    """
+    busy = set().union(*(job.keys() for job in crew.at_work.values())) - crew.trained
+    free = [job for job in waiting if not job.keys() & busy]
+    fitting = (job for job in free if left is None or job.seconds(crew.trained) <= left)
+    return next(fitting, free[0] if free and not crew.at_work else None)
+
+
+class _Crew(Generic[AnyJob]):
+    """Worker processes, each with one job at a time."""
+
+    def __init__(self, work: Callable[[AnyJob], object], size: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        self._reports: Any = context.Queue()
+        self._jobs: list[Any] = [context.SimpleQueue() for _ in range(size)]
+        self._processes: list[SpawnProcess] = [
+            context.Process(target=_work, args=(number, jobs, self._reports, work), daemon=True)
+            for number, jobs in enumerate(self._jobs)
+        ]
+        for process in self._processes:
+            process.start()
+        self.at_work: dict[int, AnyJob] = {}
+        self.trained: set[str] = set()
+
+    @property
+    def idle(self) -> list[int]:
+        return [n for n, process in enumerate(self._processes) if n not in self.at_work and process.is_alive()]
+
+    def give(self, job: AnyJob) -> None:
+        number = self.idle[0]
+        self.at_work[number] = job
+        self._jobs[number].put(job)
+
+    def wait(self, seconds: float | None) -> tuple[AnyJob, str | None] | None:
+        """The next job that ends, with what went wrong; None when none ends in the time or for a while."""
+        try:
+            number, error = self._reports.get(timeout=2.0 if seconds is None else max(0.01, min(2.0, seconds)))
+        except queue.Empty:
+            number = next((n for n in self.at_work if not self._processes[n].is_alive()), None)
+            if number is None:
+                return None
+            error = f"its process ended with exit code {self._processes[number].exitcode}"
+        job = self.at_work.pop(number)
+        if error is None:
+            self.trained |= job.keys()
+        return job, error
+
+    def dismiss(self) -> None:
+        """Those at work stop after their step, with a checkpoint."""
+        for number, process in enumerate(self._processes):
+            self._jobs[number].put(None)
+            if number in self.at_work:
+                process.terminate()
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        for process in self._processes:
+            process.join(timeout=max(0.1, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+
+
+def _work(number: int, jobs: Any, reports: Any, work: Callable[[Any], object]) -> None:
+    """A worker process: one job after another, until told that there is none."""
+    orphaned = threading.Event()
+    threading.Thread(target=_end_with_the_parent, args=(orphaned,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the keyboard: the parent tells each what to do
+    while not orphaned.is_set() and (job := jobs.get()) is not None:
+        try:
+            work(job)
+            reports.put((number, None))
+        except NofeError as error:
+            reports.put((number, str(error)))
+        except Exception as error:  # one bad run must not end the others
+            reports.put((number, f"{type(error).__name__}: {error}"))
+
+
+def _end_with_the_parent(orphaned: threading.Event) -> None:
+    """However it ends: a job under way saves itself as for any other SIGTERM, a worker without one just ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    orphaned.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """SIGTERM ends like Ctrl-C, by way of every `finally`; in the main thread, where handlers can be set."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,104 @@
+"""The same training with several seeds, numbers of experts and rules, side by side on one device."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from nofe import runs
+from nofe.config import RunConfig, as_setting, with_settings
+from nofe.errors import UserError
+from nofe.report.text import table
+from nofe.reuse import stage_keys
+from nofe.side_by_side import Outcome, run_side_by_side
+
+
+@dataclass(frozen=True)
+class Training:
+    name: str
+    config: RunConfig
+
+    def keys(self) -> set[str]:
+        return set(stage_keys(self.config).values())
+
+    def seconds(self, trained: object) -> float:
+        return 0.0  # nobody knows
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How every one of them runs."""
+
+    device: str = "auto"
+    compile: bool | None = None
+    kernels: str = "known"  # measuring would be disturbed by the others
+
+
+def trainings(
+    config: RunConfig, seeds: Sequence[int], experts: Sequence[int] = (), rules: Sequence[str] = ()
+) -> list[Training]:
+    """One for each combination; what is not given is as in `config`."""
+    found = []
+    counts, named = experts or [config.specialties.count], rules or [config.specialties.rule]
+    for count, rule, seed in product(counts, named, seeds):
+        values = {"specialties.count": count, "specialties.rule": rule, "seed": seed}
+        settings = [as_setting(name, value) for name, value in values.items()]
+        found.append(Training(f"{rule}-k{count}-seed{seed}", with_settings(config, settings)))
+    if len({each.name for each in found}) < len(found):
+        raise UserError("sweep: a seed, a number of experts or a rule is given twice; give each once")
+    return found
+
+
+def sweep(
+    jobs: Sequence[Training],
+    folder: Path,
+    choices: Choices,
+    *,
+    at_once: int,
+    minutes: float | None = None,
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Train them in folders of their own in `folder`; what is there already is gone on with, or left as it is."""
+    work = partial(_train, folder=folder, choices=choices)
+    return run_side_by_side(jobs, work, at_once=at_once, minutes=minutes, say=say)
+
+
+def _train(job: Training, folder: Path, choices: Choices) -> None:
+    from nofe.architectures.zoo import trust
+    from nofe.pipeline import train
+    from nofe.training.runtime import make_runtime
+
+    trust(job.config.architecture)
+    runtime = make_runtime(choices.device, compile=choices.compile, kernels=choices.kernels, checkpoint_seconds=None)
+    out = folder / job.name
+    # A base, or a generalist, that another has trained alike is not trained again.
+    others = sorted(path for path in folder.glob("*") if path != out and path.is_dir())
+    train(job.config, out, resume=True, runtime=runtime, donors=others)
+
+
+def sweep_in_words(jobs: Sequence[Training], folder: Path) -> str:
+    """Mean and deviation over the seeds that are done, of each network, by rule and number of experts."""
+    by_setting: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for job in jobs:
+        summary = folder / job.name / runs.SUMMARY
+        setting = job.config.specialties.rule, job.config.specialties.count
+        done = by_setting.setdefault(setting, [])
+        if summary.exists():
+            done.append(json.loads(summary.read_text())["networks"])
+    names = list(dict.fromkeys(name for done in by_setting.values() for networks in done for name in networks))
+    rows = []
+    for (rule, count), done in by_setting.items():
+        accuracies = [[each[name]["accuracy"] for each in done if name in each] for name in names]
+        rows.append((rule, f"{count}", f"{len(done)}", *map(_mean, accuracies)))
+    return table(("rule", "K", "runs", *names), rows)
+
+
+def _mean(accuracies: Sequence[float]) -> str:
+    if not accuracies:
+        return ""
+    spread = f" ± {100 * statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+    return f"{100 * statistics.mean(accuracies):.2f}{spread}"

@@ -1,0 +1,50 @@
+"""Jobs of test_side_by_side.py: they sleep and write down what happens to them. As a program: two endless ones."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from nofe.errors import RunError
+from nofe.side_by_side import run_side_by_side
+
+
+@dataclass(frozen=True)
+class Sleeping:
+    name: str
+    folder: Path
+    stage: str = ""
+    lasts: float = 0.2
+    expected: float = 0.0
+
+    def keys(self) -> set[str]:
+        return {self.stage or self.name}
+
+    def seconds(self, trained: set[str]) -> float:
+        return self.expected
+
+
+def sleep(job: Sleeping) -> None:
+    """As a training does, it ends early and well when it is told to."""
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    note(job, f"begun {os.getpid()}")
+    end = time.monotonic() + job.lasts
+    while time.monotonic() < end and not told:
+        time.sleep(0.02)
+    note(job, "stopped" if told else "ended")
+    signal.signal(signal.SIGTERM, before)
+    if told:
+        raise RunError(f"{job.name}: told to stop")
+
+
+def note(job: Sleeping, what: str) -> None:
+    with (job.folder / "notes").open("a") as file:
+        file.write(f"{what} {job.name}\n")
+
+
+if __name__ == "__main__":
+    endless = [Sleeping(name, Path(sys.argv[1]), lasts=60) for name in ("one", "two")]
+    run_side_by_side(endless, sleep, at_once=2)

@@ -1,0 +1,70 @@
+"""Jobs side by side: none is lost, none outlives what started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nofe.side_by_side import run_side_by_side
+from side_by_side_program import Sleeping, sleep
+
+
+def notes(folder: Path) -> list[list[str]]:
+    file = folder / "notes"
+    return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_jobs_with_a_stage_in_common_go_one_after_another(tmp_path: Path) -> None:
+    jobs = [Sleeping("a1", tmp_path, "a"), Sleeping("a2", tmp_path, "a"), Sleeping("b", tmp_path)]
+    said: list[str] = []
+    outcome = run_side_by_side(jobs, sleep, at_once=2, say=said.append)
+    assert outcome.in_words() == ""
+    assert sorted(line.split()[1] for line in said) == ["a1:", "a2:", "b:"]
+    of_a = [note[0] for note in notes(tmp_path) if note[-1].startswith("a")]
+    assert of_a == ["begun", "ended", "begun", "ended"]
+
+
+def test_in_too_little_time_what_may_end_comes_first_and_the_rest_is_named(tmp_path: Path) -> None:
+    long, longer = (Sleeping(name, tmp_path, lasts=60, expected=1000) for name in ("long", "longer"))
+    short = Sleeping("short", tmp_path, expected=0.1)
+    said: list[str] = []
+    began = time.monotonic()
+    outcome = run_side_by_side([long, longer, short], sleep, at_once=1, minutes=0.12, say=said.append)
+    assert time.monotonic() - began < 30, "whoever is stopped is not waited for in vain"
+    assert said == ["1/3 short: done in 0 s"]
+    assert (outcome.stopped, outcome.not_begun) == (["long"], ["longer"]), "time is not left unused"
+    assert [note[0] for note in notes(tmp_path)] == ["begun", "ended", "begun", "stopped"]
+    assert outcome.in_words() == "1 were stopped (first: long); 1 were not begun (first: longer)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_job_outlives_what_started_it(number: signal.Signals, tmp_path: Path) -> None:
+    program = Path(__file__).with_name("side_by_side_program.py")
+    parent = subprocess.Popen([sys.executable, str(program), str(tmp_path)], stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(notes(tmp_path)) == 2)
+    parent.send_signal(number)
+    parent.wait(20)
+    workers = [int(note[1]) for note in notes(tmp_path) if note[0] == "begun"]
+    wait_until(lambda: not any(is_running(worker) for worker in workers))
+    assert [note[0] for note in notes(tmp_path)] == ["begun", "begun", "stopped", "stopped"]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{process}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
