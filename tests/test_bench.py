@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from conftest import small_dataset
-from nofe.bench import GROWTH, Case, cases, folder_of, growing, measure
+from nofe.architectures import architecture_named, parameter_count
+from nofe.bench import GROWTH, Case, _prepare, cases, folder_of, growing, measure
 from nofe.bench_runs import Choices, measure_runs
 from nofe.errors import RunError, UserError
 from nofe.training.runtime import make_runtime, sharing_the_gpu
@@ -171,3 +172,20 @@ def test_the_daemon_that_shares_a_gpu_is_not_waited_for(tmp_path: Path, monkeypa
     assert (tmp_path / "told").read_text() == "quit\n"
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert not inside.exists()
+
+
+def test_memory_is_that_of_a_step_and_grows_with_what_it_holds() -> None:
+    """Weights have a gradient and a velocity; a batch of twice the images has twice the activations."""
+    networks = architecture_named("alexnet-quick-c100")
+    runtime = make_runtime("cpu")
+
+    def megabytes(batch: int, classes: int = 100) -> float:
+        found = _prepare(networks, Case("base", "eager", "train", classes, 0, batch), runtime).megabytes
+        assert found is not None
+        return found
+
+    few, many = megabytes(8), megabytes(64)
+    kept = parameter_count(networks.classifier(100)) * 2 * 4 / 2**20
+    assert kept < few < many
+    assert 5 < (many - kept) / (few - kept) < 10
+    assert megabytes(8, 10_000) > few + 2

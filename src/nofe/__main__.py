@@ -9,6 +9,7 @@ def main() -> None:
     # Before torch starts its threads. They wait for each other by spinning, and where another process has one of the
     # cores a step then takes many times as long; so short a spin costs nothing on idle cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler complains of GPUs that nobody has asked for
 
     from nofe.cli import app
     from nofe.errors import NofeError

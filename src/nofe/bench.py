@@ -52,7 +52,7 @@ class Timing:
     milliseconds: float  # a step, median
     images_per_second: float
     ratio_to_base: float | None  # of the same mode and task
-    peak_megabytes: float | None  # while it ran once, above what was there before
+    peak_megabytes: float | None  # of a few steps, beyond weights and images: activations, gradients, velocities
     parameters: int
     gigaflops: float  # of the step; a multiplication and an addition are two
     share_of_peak: float | None  # of the matrix product measured in the same run
@@ -222,16 +222,35 @@ def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepa
     launch = {"train": _training, "forward": _forward, "inference": _inference}[case.task](
         model, batches, case, runtime
     )
-    for _ in range(6):  # compilation, choice of kernels, capture
+    if runtime.device.type == "cpu" and not runtime.compile:
+        megabytes: float | None = round(_peak_on_processor(launch) / 2**20, 1)
+    else:
+        megabytes = None
+    launch()  # compilation, and the choice of kernels, which tries some that want much memory
+    if runtime.device.type == "cuda":
+        runtime.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(5):  # two more as they are, and the capture: a replay allocates nothing
         launch()
     runtime.synchronize()
     if runtime.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        launch()
-        runtime.synchronize()
         megabytes = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-        return _Prepared(launch, parameters, gigaflops, megabytes)
-    return _Prepared(launch, parameters, gigaflops, None)
+    return _Prepared(launch, parameters, gigaflops, megabytes)
+
+
+def _peak_on_processor(launch: Callable[[], None]) -> int:
+    """Bytes, beyond what was there: of two launches, the first of which makes what stays, such as velocities."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as noted:
+        launch()
+        launch()
+    now = most = 0
+    for event in noted.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
 
 
 def _training(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> Callable[[], None]:
