@@ -158,6 +158,25 @@ def test_evaluate_repeats_the_figures_of_the_run(finished: Path) -> None:
     assert f"{experts['top_1']:.2%}" in answered("evaluate", finished)
 
 
+def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path: Path) -> None:
+    until = [*SHORT, "--dataset", f"folder:{animals}", "--base", "both", "--set", "base.paper.epochs=1", "--set"]
+    answered("train", *until, "until=base", "--out", tmp_path / "bases")
+    figures = json.loads(answered("evaluate", tmp_path / "bases", "--json"))
+    networks = Run(tmp_path / "bases").read_json(runs.SUMMARY)["networks"]
+    assert {name: figures[name]["top_1"] for name in networks} == {
+        name: each["accuracy"] for name, each in networks.items()
+    }
+    assert networks.keys() == {"base", "base-paper"}
+    assert "base-paper" in answered("evaluate", tmp_path / "bases")
+    assert "has until=base, and a page is of experts" in refusal("report", tmp_path / "bases")
+
+
+def test_specialties_alone_are_no_classifier(animals: Path, tmp_path: Path) -> None:
+    settings = [*SHORT, "--dataset", f"folder:{animals}", "--base", "none", "--set", "until=specialties"]
+    answered("train", *settings, "--out", tmp_path / "run")
+    assert "has specialties and no classifier; train experts" in refusal("evaluate", tmp_path / "run")
+
+
 def test_specialties_are_a_partition_of_the_classes(finished: Path) -> None:
     described = json.loads(answered("specialties", finished, "--json"))
     assert [each["size"] for each in described["specialties"]] == [2, 2]

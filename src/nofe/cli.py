@@ -290,9 +290,14 @@ def specialties(run: RunFolder, as_json: AsJson = False) -> None:
 def report(run: RunFolder) -> None:
     """Write the page of a run again, report.html, and its figures."""
     from nofe import runs
+    from nofe.errors import UserError
     from nofe.report.page import write_report
     from nofe.runs import Run
 
+    if Run(run).has(runs.CONFIG) and (until := Run(run).read_config().get("until", "experts")) != "experts":
+        raise UserError(
+            f"{run}: has until={until}, and a page is of experts; see what there is with nofe evaluate {run}"
+        )
     write_report(Run(run))
     print(f"{run / runs.REPORT} is written")
 

@@ -72,6 +72,9 @@ def _losses(
     network = plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
     if fused:
         network.fuse()
+        network.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        size = architecture.input_size
+        network.choose_kernels((recipe.batch, 3, size, size), runtime, training=True)  # as a run does
     state = start_training("losses", network, recipe, 0, runtime)
     augmentation = Augmentation(crop=architecture.input_size, mirror=True)
     batches = Batches(images, augmentation, batch=recipe.batch, seed=0, stage="losses")

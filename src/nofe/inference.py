@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from nofe import runs
 from nofe.data.folder import find_images, read_images
+from nofe.errors import UserError
 from nofe.evaluation import by_specialty, predict
 from nofe.frozen import frozen
 from nofe.loading import open_finished
@@ -16,27 +19,33 @@ FILES_AT_ONCE = 64
 
 
 def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, crops: int = 1) -> dict[str, Any]:
-    """Top-1 and top-5 of experts and base, and where the experts' mistakes go; by one view of an image, or by ten."""
+    """Top-1 and top-5 of every network that tells classes apart, and where the experts' mistakes go.
+
+    By one view of an image, or by ten. A run may end before the experts (`until`).
+    """
     finished = open_finished(path)
     runtime.use_precision(finished.config.precision)
-    network = finished.network().to(runtime.device)
-    network.fuse()
+    bases = {"base": finished.base(), "base-paper": finished.base(runs.PAPER_BASE)}
+    networks: dict[str, nn.Module] = {name: base for name, base in bases.items() if base is not None}
+    if finished.config.until == "experts":
+        network = finished.network()
+        network.fuse()
+        networks["experts"] = network
+    elif not networks:
+        raise UserError(
+            f"{path}: has specialties and no classifier; train experts, with another --out and without until"
+        )
     test = finished.test_images(runtime, data_root)
-    predictions = predict(network, test, finished.crop, runtime, crops)
-    figures: dict[str, Any] = {
-        "run": str(path),
-        "images": len(test),
-        "crops": crops,
-        "experts": {"top_1": predictions.top(1), "top_5": predictions.top(5)},
-    }
-    if (base := finished.base()) is not None:
-        of_base = predict(base.to(runtime.device), test, finished.crop, runtime, crops)
-        figures["base"] = {"top_1": of_base.top(1), "top_5": of_base.top(5)}
-    each = by_specialty(predictions, network.specialties)
-    for name in ("confused_inside", "confused_across"):
-        total = sum(getattr(figure, name) * figure.images for figure in each)
-        figures["experts"][name] = total / len(test)
-    figures["specialties"] = [dataclasses.asdict(figure) for figure in each]
+    figures: dict[str, Any] = {"run": str(path), "images": len(test), "crops": crops}
+    for name, each in networks.items():
+        predictions = predict(each.to(runtime.device), test, finished.crop, runtime, crops)
+        figures[name] = {"top_1": predictions.top(1), "top_5": predictions.top(5)}
+    if "experts" in networks:
+        by_expert = by_specialty(predictions, network.specialties)
+        for kind in ("confused_inside", "confused_across"):
+            total = sum(getattr(figure, kind) * figure.images for figure in by_expert)
+            figures["experts"][kind] = total / len(test)
+        figures["specialties"] = [dataclasses.asdict(figure) for figure in by_expert]
     return figures
 
 

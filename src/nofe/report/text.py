@@ -55,12 +55,14 @@ def specialties_in_words(run: Path) -> str:
 
 
 def evaluation_in_words(figures: dict[str, Any]) -> str:
-    experts = figures["experts"]
     rows = [
         (name, f"{figures[name]['top_1']:.2%}", f"{figures[name]['top_5']:.2%}")
-        for name in ("base", "experts")
+        for name in ("base", "base-paper", "experts")
         if name in figures
     ]
+    text = f"{figures['run']}: {figures['images']:,} test images\n\n{table(('network', 'top-1', 'top-5'), rows)}"
+    if "experts" not in figures:
+        return text
     by_specialty = [
         (
             f"{each['specialty']}",
@@ -73,15 +75,12 @@ def evaluation_in_words(figures: dict[str, Any]) -> str:
         for each in figures["specialties"]
     ]
     head = ("expert", "classes", "images", "accuracy", "confused inside", "confused across")
-    return "\n\n".join(
-        [
-            f"{figures['run']}: {figures['images']:,} test images",
-            table(("network", "top-1", "top-5"), rows),
-            table(head, by_specialty),
-            f"Of all images {experts['confused_inside']:.2%} are taken for another class of their specialty, "
-            f"{experts['confused_across']:.2%} for a class of another one.",
-        ]
+    experts = figures["experts"]
+    summary = (
+        f"Of all images {experts['confused_inside']:.2%} are taken for another class of their specialty, "
+        f"{experts['confused_across']:.2%} for a class of another one."
     )
+    return f"{text}\n\n{table(head, by_specialty)}\n\n{summary}"
 
 
 def predictions_in_words(answers: Sequence[dict[str, Any]]) -> str:
