@@ -337,12 +337,21 @@ def _base_of_today(architecture: str, suffix: str, epochs: int, *settings: str, 
 
 
 def _experts_of_today(
-    architecture: str, suffix: str, count: int, width: float, epochs: tuple[int, int], *settings: str
+    architecture: str,
+    suffix: str,
+    count: int,
+    width: float,
+    epochs: tuple[int, int],
+    *settings: str,
+    cut: str = "",
+    **augmented: tuple[str, ...],
 ) -> Row:
     lasting = ("generalist.warmup_epochs=1", f"generalist.epochs={epochs[0]}", f"experts.epochs={epochs[1]}")
-    shape = (f"specialties.count={count}", f"adapt.branch_width={width}")
+    shape = (f"specialties.count={count}", f"adapt.branch_width={width}", *([f"adapt.cut={cut}"] if cut else []))
     label = f"{architecture}: experts, K={count}, width {width:g}, {epochs[0]} + {epochs[1]} epochs"
-    return Row(label, _today(architecture, f"k{count}-width{width:g}{suffix}", *shape, *lasting, *settings))
+    label += (f", from {cut}" if cut else "") + (", cutmix" if augmented else "")
+    name = f"k{count}-width{width:g}" + (f"-{cut}" if cut else "") + suffix
+    return Row(label, _today(architecture, name, *shape, *lasting, *settings, **augmented))
 
 
 def _of(suffix: str) -> str:
@@ -351,16 +360,19 @@ def _of(suffix: str) -> str:
 
 # A tenth of the training images is held out, and accuracy is on that tenth: test images choose nothing.
 _HELD_OUT = "data.hold_out=0.1"
+_CUTMIX = tuple(f"{stage}.cutmix=1.0" for stage in ("base.paper", "generalist", "experts"))
 SEARCH = Table(
     "today-search",
-    "WRN-28-10: number and width of the experts, chosen on a tenth of the training images, in a quarter of the time",
+    "WRN-28-10: number, width and cut of the experts, chosen on held-out training images, in a quarter of the time",
     (
         _base_of_today("wrn-28-10", "base-held-out", 31, _HELD_OUT),
-        _base_of_today("wrn-28-10", "base-held-out-cutmix", 31, _HELD_OUT, augmented=("base.paper.cutmix=1.0",)),
+        _base_of_today("wrn-28-10", "base-held-out-cutmix", 31, _HELD_OUT, augmented=_CUTMIX),
         *(
             _experts_of_today("wrn-28-10", "-held-out", count, width, (3, 22), _HELD_OUT)
-            for count, width in ((5, 0.5), (10, 0.25), (20, 0.125))
+            for count, width in ((5, 0.5), (10, 0.25), (20, 0.125), (10, 0.5))
         ),
+        _experts_of_today("wrn-28-10", "-held-out", 5, 0.5, (3, 22), _HELD_OUT, cut="stage3"),
+        _experts_of_today("wrn-28-10", "-held-out-cutmix", 10, 0.25, (3, 22), _HELD_OUT, augmented=_CUTMIX),
     ),
 )
 TODAY = Table(
