@@ -32,7 +32,7 @@ from nofe.classifier import train_classifier
 from nofe.config import RunConfig, SpecialtiesConfig, architecture_of
 from nofe.data import Dataset
 from nofe.data.batches import DeviceImages, pixel_mean
-from nofe.data.stored import StoredImages, open_dataset
+from nofe.data.stored import Looked, StoredImages, leave_out, look_through, open_dataset
 from nofe.data.stream import on_device
 from nofe.errors import RunError, UserError
 from nofe.evaluation import by_specialty, predict
@@ -89,9 +89,9 @@ def train(
             return dict(run.read_json(runs.SUMMARY))
         with stopping_on_signals(runtime), closing(progress):
             streamed = was_streamed(run)
-            images = read_by_every_rank(
-                lambda: held_out(config, dataset or read_dataset(config, runtime, streamed)), ranks
-            )
+            listed = read_by_every_rank(lambda: dataset or read_dataset(config, runtime, streamed), ranks)
+            readable = without_unreadable(config, listed, run, ranks)
+            images = ranks.each(lambda: held_out(config, readable))
             task = prepare(config, images, run, runtime, progress)
             progress.say(sizes_in_words(sizes_before_training(task)))
             for stage in ranks.first(lambda: adopt(run, config, donors)):
@@ -163,6 +163,21 @@ def was_streamed(run: Run) -> bool | None:
     return bool(run.read_json(runs.ENVIRONMENT)["data"].get("streamed", False))
 
 
+def without_unreadable(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> Dataset:
+    """Of images on disk: rank 0 looks at each of them before the run begins; one that goes on leaves out the same."""
+    found = left_out_earlier(run) or ranks.first(
+        lambda: look_through(dataset, skip_unreadable=config.data.skip_unreadable)
+    )
+    return leave_out(dataset, found)
+
+
+def left_out_earlier(run: Run) -> Looked | None:
+    """None before the run has begun."""
+    if was_streamed(run) is None:
+        return None
+    return Looked(run.read_json(runs.ENVIRONMENT)["data"].get("unreadable", {}))
+
+
 def held_out(config: RunConfig, dataset: Dataset) -> Dataset:
     """With data.hold_out the test images are put aside, and a part of the training images stands in for them."""
     return dataset.hold_out(config.data.hold_out, config.data.seed) if config.data.hold_out else dataset
@@ -200,6 +215,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         "fingerprint": dataset.fingerprint(),
         "classes": list(dataset.class_names),
         "streamed": isinstance(dataset.train, StoredImages),
+        "unreadable": {part: list(names) for part, names in dataset.left_out.items()},
     }
     runtime.decide_on_compiling(longest_stage(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):

@@ -59,7 +59,8 @@ class Dataset:
     """Images to learn from, images to judge by, and what the C class numbers stand for.
 
     `groups` are groupings of the classes made by people ("superclass", "family"): a group id per class.
-    They are for comparison only; the method learns its specialties without them.
+    They are for comparison only; the method learns its specialties without them. `left_out` names, for each part,
+    the images that cannot be read and are no longer in it.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Dataset:
     train: ImageSet
     test: ImageSet
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_class_names(self.name, self.class_names)
@@ -107,6 +109,7 @@ class Dataset:
             train=self.train.subset(~held),
             test=self.train.subset(held),
             groups=self.groups,
+            left_out=self.left_out,
         )
 
     def fingerprint(self) -> str:

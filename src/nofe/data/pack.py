@@ -25,13 +25,13 @@ from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.pictures import Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index
+from nofe.data.unreadable import some_of
 from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
 from nofe.errors import RunError, UserError
 from nofe.files import replace_atomically
 from nofe.streams import stream
 
-NAMES_SHOWN = 5
 FORMAT = 1
 
 
@@ -267,11 +267,9 @@ def _write_shard(
                 encoded.step()
                 advance(1)
         if unreadable and not skip_unreadable:
-            shown = "; ".join(unreadable[:NAMES_SHOWN])
-            more = f"; and {len(unreadable) - NAMES_SHOWN} more" if len(unreadable) > NAMES_SHOWN else ""
             raise UserError(
-                f"{path.name}: {len(unreadable)} images for it cannot be read: {shown}{more}; repair them, or pass "
-                "--skip-unreadable to leave them out"
+                f"{path.name}: {len(unreadable)} images for it cannot be read: {some_of(unreadable)}; repair them, or "
+                "pass --skip-unreadable to leave them out"
             )
     _index(path, samples)
     red, green, blue = sums.tolist()
