@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from nofe.data.jpeg import decode_plain_jpeg
+from nofe.data.jpeg import ORIENTATION_TAG, decode_plain_jpeg
 from nofe.data.pictures import Source, Stored
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow reads many more, not all of them robustly
@@ -22,7 +22,6 @@ MAX_ASPECT = 4  # of a picture that is kept whole
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 # EXIF's orientation tag -> what turns the stored picture upright (1 is upright already).
-ORIENTATION_TAG = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -115,7 +115,7 @@ class Ranges(Pictures):
 class Made(Pictures):
     """Images that only this process can get at."""
 
-    def __init__(self, labels: NDArray[np.int64], read: Callable[[int], bytes], what: str, identity: bytes) -> None:
+    def __init__(self, labels: NDArray[np.int64], read: Callable[[int], Source], what: str, identity: bytes) -> None:
         self.labels = labels
         self._read, self._what, self._identity = read, what, identity
 
