@@ -209,7 +209,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
             f"use 2 to {dataset.classes}"
         )
     if config.specialties.rule == "wordnet":
-        wordnet_specialties(dataset.class_names, config.specialties.count)
+        wordnet_specialties(dataset.class_ids or dataset.class_names, config.specialties.count)
     described = {
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint(),
@@ -341,7 +341,7 @@ def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
         confusion = class_confusion(predictions.labels, predictions.classes[:, 0], classes)
         return task.runtime.ranks.first(lambda: spectral(confusion, config.count, rng))
     if config.rule == "wordnet":
-        return wordnet_specialties(task.dataset.class_names, config.count)
+        return wordnet_specialties(task.dataset.class_ids or task.dataset.class_names, config.count)
     if config.rule == "groups":
         return task.runtime.ranks.first(lambda: given_groups(group_of_class(config.groups, task.dataset)))
     return random_balanced(classes, config.count, rng)

@@ -49,7 +49,7 @@ def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = F
         readable = np.ones(count, dtype=np.bool_)
         readable[unreadable] = False
         parts = parts[0].subset(readable[:split]), parts[1].subset(readable[split:])
-    return Dataset(listing.name, listing.class_names, *parts, groups=listing.groups, left_out=left_out)
+    return Dataset(listing.name, listing.class_names, *parts, listing.groups, left_out, listing.class_ids)
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:

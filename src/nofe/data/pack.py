@@ -110,7 +110,8 @@ class _Manifest:
         for pictures in listing.parts.values():
             pictures.describe_into(digest)
         head = {"format": FORMAT, "settings": asdict(settings), "source": digest.hexdigest()[:16]}
-        return cls(head | {"classes": list(listing.class_names), "groups": dict(listing.groups)})
+        classes = {"classes": list(listing.class_names), "class_ids": list(listing.class_ids)}
+        return cls(head | classes | {"groups": dict(listing.groups)})
 
     def resume(self, folder: Path) -> None:
         """Take over what an earlier run finished of the very same."""
@@ -331,4 +332,5 @@ def listing_of_arrays(dataset: Dataset) -> Listing:
         return Made(images.labels, read, f"{part} image", dataset.fingerprint().encode())
 
     train, test = made("training", dataset.train), made("test", dataset.test)
-    return Listing(dataset.name, dataset.name, dataset.class_names, train, test, dataset.groups)
+    names, groups, ids = dataset.class_names, dataset.groups, dataset.class_ids
+    return Listing(dataset.name, dataset.name, names, train, test, groups, class_ids=ids)

@@ -159,6 +159,7 @@ class Listing:
     test: Pictures | None
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     channel_mean: tuple[float, float, float] | None = None  # of the training images, where it is known
+    class_ids: tuple[str, ...] = ()  # as in Dataset
 
     @property
     def parts(self) -> dict[str, Pictures]:

@@ -116,7 +116,7 @@ def stored_dataset(listing: Listing, image_size: int, workers: int = 0) -> Datas
     shared = Workers(workers, image_size)
     train = StoredImages(listing.train, image_size, shared, listing.channel_mean)
     test = StoredImages(listing.test, image_size, shared)
-    return Dataset(listing.name, listing.class_names, train, test, listing.groups)
+    return Dataset(listing.name, listing.class_names, train, test, listing.groups, class_ids=listing.class_ids)
 
 
 @dataclass(frozen=True, eq=False)
