@@ -1,6 +1,8 @@
 """Python data sets of pairs, and saved Hugging Face data sets, give the images that a folder of them would."""
 
 import io
+import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -98,6 +100,40 @@ def test_pairs_become_a_dataset() -> None:
 def test_what_cannot_be_used_is_named(item: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         dataset_of_pairs([item], image_size=SIZE)
+
+
+class Damaged(Photos):
+    """Item 3 raises, as torchvision's do; image 6 is a Pillow image that cannot be decoded."""
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
+        if index == 3:
+            raise OSError("cannot identify image file")
+        if index == 6:
+            return Image.open(io.BytesIO(encoded(photo(6))[:-60])), 0
+        return super().__getitem__(index)
+
+
+def test_unreadable_items_are_listed_by_their_number_or_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = (
+        r"Damaged: training: 2 of 10 images cannot be read: image 3 \(OSError: cannot identify image file\); "
+        r"image 6 \(.*truncated.*\); "
+    )
+    with pytest.raises(UserError, match=told + 'repair them, or pass settings={"data.skip_unreadable": True} to leave'):
+        nofe.train(tmp_path / "stops", (Damaged(10), Photos(4)), "small", 2, device="cpu", quiet=True)
+    dataset = dataset_of_pairs(Damaged(10), Damaged(5), image_size=SIZE, skip_unreadable=True)
+    assert re.match(told + "they are left out", caplog.messages[0])
+    kept = [0, 1, 2, 4, 5, 7, 8, 9]
+    np.testing.assert_array_equal(dataset.train.images, [expected(i) for i in kept])
+    assert dataset.train.labels.tolist() == [i % 2 for i in kept]
+    assert dataset.left_out == {"train": ["image 3", "image 6"], "test": ["image 3"]}
+    settings = {"experts.epochs": 1, "generalist.epochs": 1, "base.by": "none", "data.skip_unreadable": True}
+    settings |= {"experts.batch": 4, "generalist.batch": 4}
+    pairs = (Damaged(10), Photos(4))
+    nofe.train(tmp_path / "run", pairs, "small", 2, settings=settings, device="cpu", quiet=True)
+    noted = json.loads((tmp_path / "run" / "environment.json").read_bytes())["data"]["unreadable"]
+    assert noted == {"train": ["image 3", "image 6"]}
 
 
 def test_a_stream_without_a_length_is_refused() -> None:
