@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from nofe.bench_data import AT_ONCE, IN_ONE, data_in_words, measure_data
+from nofe.bench_data import AT_ONCE, IN_ONE, data_in_words, decode_and_resize, limit_of, measure_data
 from nofe.cli import app
 from nofe.data import list_images
 from nofe.errors import UserError
@@ -28,15 +29,64 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.parametrize(
+    ("changed", "limit", "inside"),
+    [
+        ({}, "workers", "decode"),
+        ({"read": 40}, "workers", "read"),
+        ({"resize": 90}, "workers", "resize"),
+        ({"copy": 350}, "copy", "copy"),
+        ({"augment": 300, "read": 1}, "augment", "augment"),
+        ({"step": 399, "train": 10}, "step", "step"),
+        ({"step": 401, "whole": 10}, "workers", "decode"),
+    ],
+)
+def test_the_limit_of_known_speeds(changed: dict[str, float], limit: str, inside: str) -> None:
+    """One process reads, decodes and resizes fewer a second than all of them do; that alone is no limit."""
+    speeds = {"read": 9000, "decode": 100, "resize": 500, "workers": 400, "copy": 5000, "augment": 7000, "whole": 390}
+    assert limit_of(speeds | changed) == (limit, inside)
+
+
+@pytest.mark.parametrize("slow", ["decode", "resize"])
+def test_decoding_is_timed_by_the_decoder_that_is_used(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """JPEGs that torchcodec would decode are; a slow half is not put down to the other."""
+    asked = []
+
+    def decoder(content: bytes) -> np.ndarray:
+        asked.append(content)
+        time.sleep(0.02 if slow == "decode" else 0)
+        return np.zeros((3, 300, 400), dtype=np.uint8)
+
+    def resize(image: Image.Image, size: tuple[int, int], *_: object) -> Image.Image:
+        time.sleep(0.02)
+        return Image.new("RGB", size)
+
+    monkeypatch.setattr("nofe.data.jpeg.torchcodec_decoder", lambda: decoder)
+    if slow == "resize":
+        monkeypatch.setattr(Image.Image, "resize", resize)
+    speeds = decode_and_resize(list_images(f"folder:{photos}").train.subset(np.arange(5)), 100)
+    assert len(asked) == 5
+    assert speeds[slow] <= 50
+    assert min(speeds, key=speeds.__getitem__) == slow
+
+
+def test_an_unreadable_image_is_named(tmp_path: Path, photos: Path) -> None:
+    for name in ("a/0.jpg", "a/2.jpg", "b/1.jpg", "b/3.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((photos / name).read_bytes()[:500])
+    with pytest.raises(UserError, match=r"^[ab]/\d\.jpg: cannot be read as an image \(.*nofe pack --skip-unreadable"):
+        measure_data(f"folder:{tmp_path}", "small", make_runtime("cpu", workers=1), rounds=1)
+
+
 def test_steps_and_limit(photos: Path) -> None:
     runtime = make_runtime("cpu", workers=1)
     measured = measure_data(f"folder:{photos}", "alexnet-caffe", runtime, batch=8, images=24, rounds=1)
     speeds = measured["images_per_second"]
     assert list(speeds) == [*IN_ONE, *AT_ONCE, "whole"]
     assert all(speed > 0 for speed in speeds.values())
-    assert measured["limit"] == min(AT_ONCE, key=speeds.__getitem__)
-    if measured["limit"] == "workers":
-        assert measured["inside"] == min(IN_ONE, key=speeds.__getitem__)
+    assert (measured["limit"], measured["inside"]) == limit_of(speeds)
     assert (measured["images"], measured["batch"]) == (24, 8)
     assert f"The limit is {measured['limit']}" in data_in_words(measured)
 
@@ -47,7 +97,7 @@ def test_the_training_loop_is_measured_on_images_as_they_come(photos: Path) -> N
     speeds = measured["images_per_second"]
     assert list(speeds) == [*IN_ONE, *AT_ONCE, "whole", "step", "train"]
     assert all(speed > 0 for speed in speeds.values())
-    assert measured["limit"] == min([*AT_ONCE, "step"], key=speeds.__getitem__)
+    assert (measured["limit"], measured["inside"]) == limit_of(speeds)
     assert "2 experts, on images that are there" in data_in_words(measured)
 
 

@@ -389,7 +389,7 @@ def test_data_sets_that_are_broken(tmp_path: Path) -> None:
     assert "class 'eel' is not in train/" in told()
     (animals / "val" / "eel").rmdir()
     (animals / "train" / "ant" / "0.png").write_bytes(b"not an image")
-    assert "1 of 40 images cannot be read (first: train/ant/0.png" in told()
+    assert "1 of 40 images cannot be read: train/ant/0.png (not JPEG" in told()
     assert "pass --skip-unreadable" in told()
     answer = command(
         *("train", "--dataset", f"folder:{animals}", *SHORT, "--out", tmp_path / "skipped", "--skip-unreadable")

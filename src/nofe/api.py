@@ -72,7 +72,14 @@ def train(
     if not isinstance(dataset, str | Dataset):
         parts = dataset if isinstance(dataset, tuple) else (dataset, None)
         size = architecture_named(architecture).image_size
-        dataset = dataset_of_pairs(*parts, image_size=size, name=name, hold_out=config.data.test, seed=config.data.seed)
+        dataset = dataset_of_pairs(
+            *parts,
+            image_size=size,
+            name=name,
+            hold_out=config.data.test,
+            seed=config.data.seed,
+            skip_unreadable=config.data.skip_unreadable,
+        )
     with launched_runtime(
         device,
         compile=compile,

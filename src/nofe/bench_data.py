@@ -6,21 +6,20 @@ is what to change first. With a network of experts its training joins in: `step`
 `train` the loop of `nofe train` on images as they come.
 """
 
-import io
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from nofe.architectures import Architecture, architecture_named
 from nofe.data import is_listed, list_images
 from nofe.data.batches import Augmentation, Batches, DeviceImages
 from nofe.data.dataset import ImageSet
-from nofe.data.decode import FORMATS, decode_image
+from nofe.data.decode import UnreadableError, decode_whole, square_of_whole
+from nofe.data.jpeg import torchcodec_decoder
 from nofe.data.pictures import Pictures, Stored
 from nofe.data.stored import StoredImages
 from nofe.data.stream import batches_over, on_device
@@ -35,6 +34,7 @@ from nofe.training.runtime import Runtime, environment
 
 IN_ONE = ("read", "decode", "resize")  # what one worker does with an image, one after another
 AT_ONCE = ("workers", "copy", "augment")  # what happens at the same time
+DECODED = 128  # images to time decoding and resizing by
 ORDER = (*IN_ONE, *AT_ONCE, "whole", "step", "train")
 ADVICE = {
     "read": "a faster disk, or nofe pack, whose shards are read by offset",
@@ -74,17 +74,18 @@ def measure_data(
         if experts:
             stored = StoredImages(chosen, network.image_size, pool)
             timers |= _trainings(network, stored, len(listing.class_names), experts, batch, runtime)
+        decode_and_resize(chosen, network.image_size)
         for run in timers.values():
             run()  # caches, processes, kernels
-        speeds = {
+        halves = [decode_and_resize(chosen, network.image_size) for _ in range(rounds)]
+        speeds = {name: round(statistics.median(half[name] for half in halves), 1) for name in halves[0]}
+        speeds |= {
             name: round(statistics.median(_images_per_second(run, runtime) for _ in range(rounds)), 1)
             for name, run in timers.items()
         }
     finally:
         pool.close()
-    speeds["resize"] = round(_after(speeds.pop("decode_and_resize"), speeds["decode"]), 1)
-    limit = min((name for name in (*AT_ONCE, "step") if name in speeds), key=speeds.__getitem__)
-    inside = min(IN_ONE, key=speeds.__getitem__) if limit == "workers" else limit
+    limit, inside = limit_of(speeds)
     return {
         "dataset": dataset.partition(":")[0],
         "architecture": architecture,
@@ -93,6 +94,7 @@ def measure_data(
         "images": len(chosen),
         "megabytes": round(_encoded_bytes(chosen) / 1e6, 3),
         "workers": pool.count,
+        "jpegs_by": "torchcodec" if torchcodec_decoder() else "Pillow",
         "rounds": rounds,
         "environment": environment(runtime, seed=0),
         "experts": experts,
@@ -103,11 +105,41 @@ def measure_data(
     }
 
 
+def limit_of(speeds: Mapping[str, float]) -> tuple[str, str]:
+    """The slowest of what happens at the same time; if it is the workers, what they spend most of their time on."""
+    limit = min((name for name in (*AT_ONCE, "step") if name in speeds), key=speeds.__getitem__)
+    return limit, min(IN_ONE, key=speeds.__getitem__) if limit == "workers" else limit
+
+
+def decode_and_resize(pictures: Pictures, image_size: int) -> dict[str, float]:
+    """Images a second of the two halves of a worker's decoding, by whichever decoder it has for an image.
+
+    Timed image by image: all of them decoded and not yet resized may be more than the memory holds.
+    """
+    seconds = dict.fromkeys(("decode", "resize"), 0.0)
+    count = min(len(pictures), DECODED)
+    for index in range(count):
+        content = _read(pictures, index)
+        try:
+            began = time.perf_counter()
+            whole = decode_whole(content, image_size)
+            decoded = time.perf_counter()
+            square_of_whole(whole, image_size)
+            resized = time.perf_counter()
+        except UnreadableError as error:
+            raise UserError(
+                f"{pictures.name(index)}: cannot be read as an image ({error}); repair or remove it, or measure what "
+                "nofe pack --skip-unreadable makes of the data"
+            ) from error
+        seconds["decode"] += decoded - began
+        seconds["resize"] += resized - decoded
+    return {name: count / max(spent, 1e-9) for name, spent in seconds.items()}
+
+
 def _timers(
     pictures: Pictures, image_size: int, crop: int, batch: int, pool: Workers, runtime: Runtime
 ) -> dict[str, Callable[[], int]]:
     """Each does its step to some images and says how many."""
-    raw = [_read(pictures, i) for i in range(min(len(pictures), 128))]
     out = np.empty((len(pictures), 3, image_size, image_size), dtype=np.uint8)
     stored = StoredImages(pictures, image_size, pool)
     mean = np.zeros((3, image_size, image_size), dtype=np.float32)
@@ -121,18 +153,6 @@ def _timers(
 
     def read() -> int:
         return sum(len(_read(pictures, i)) > 0 for i in range(len(pictures)))
-
-    def decode() -> int:
-        for content in raw:
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                image.draft(None, (2 * image_size, 2 * image_size))
-                image.load()
-        return len(raw)
-
-    def decode_and_resize() -> int:
-        for content in raw:
-            decode_image(content, image_size)
-        return len(raw)
 
     def workers() -> int:
         stored.read_into(np.arange(len(pictures)), out).wait()
@@ -157,7 +177,7 @@ def _timers(
             batches.next()
         return batches.steps_per_epoch * batch
 
-    each = (read, decode, decode_and_resize, workers, copy, augment, whole)
+    each = (read, workers, copy, augment, whole)
     return {step.__name__: step for step in each}
 
 
@@ -209,15 +229,10 @@ def _images_per_second(run: Callable[[], int], runtime: Runtime) -> float:
     return count / max(time.perf_counter() - began, 1e-9)
 
 
-def _after(both: float, first: float) -> float:
-    """Speed of the second of two steps, from that of both together and of the first."""
-    seconds = 1 / both - 1 / first
-    return 1 / max(seconds, 1e-6)
-
-
 def data_in_words(measured: dict[str, Any]) -> str:
     speeds: dict[str, float] = measured["images_per_second"]
-    where = {"read": "one process", "decode": "one process", "resize": "one process"}
+    where = {"read": "one process", "decode": f"one process, plain JPEGs by {measured['jpegs_by']}"}
+    where |= {"resize": "one process"}
     where |= {"workers": f"{measured['workers']} processes: read, decode, resize", "whole": "all at once"}
     where |= {
         "step": f"the device, {measured['experts']} experts, on images that are there",

@@ -32,7 +32,7 @@ from nofe.classifier import train_classifier
 from nofe.config import RunConfig, SpecialtiesConfig, architecture_of
 from nofe.data import Dataset
 from nofe.data.batches import DeviceImages, pixel_mean
-from nofe.data.stored import StoredImages, open_dataset
+from nofe.data.stored import Looked, StoredImages, leave_out, look_through, open_dataset
 from nofe.data.stream import on_device
 from nofe.errors import RunError, UserError
 from nofe.evaluation import by_specialty, predict
@@ -89,9 +89,9 @@ def train(
             return dict(run.read_json(runs.SUMMARY))
         with stopping_on_signals(runtime), closing(progress):
             streamed = was_streamed(run)
-            images = read_by_every_rank(
-                lambda: held_out(config, dataset or read_dataset(config, runtime, streamed)), ranks
-            )
+            listed = read_by_every_rank(lambda: dataset or read_dataset(config, runtime, streamed), ranks)
+            readable = without_unreadable(config, listed, run, ranks)
+            images = ranks.each(lambda: held_out(config, readable))
             task = prepare(config, images, run, runtime, progress)
             progress.say(sizes_in_words(sizes_before_training(task)))
             for stage in ranks.first(lambda: adopt(run, config, donors)):
@@ -163,6 +163,21 @@ def was_streamed(run: Run) -> bool | None:
     return bool(run.read_json(runs.ENVIRONMENT)["data"].get("streamed", False))
 
 
+def without_unreadable(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> Dataset:
+    """Of images on disk: rank 0 looks at each of them before the run begins; one that goes on leaves out the same."""
+    found = left_out_earlier(run) or ranks.first(
+        lambda: look_through(dataset, skip_unreadable=config.data.skip_unreadable)
+    )
+    return leave_out(dataset, found)
+
+
+def left_out_earlier(run: Run) -> Looked | None:
+    """None before the run has begun."""
+    if was_streamed(run) is None:
+        return None
+    return Looked(run.read_json(runs.ENVIRONMENT)["data"].get("unreadable", {}))
+
+
 def held_out(config: RunConfig, dataset: Dataset) -> Dataset:
     """With data.hold_out the test images are put aside, and a part of the training images stands in for them."""
     return dataset.hold_out(config.data.hold_out, config.data.seed) if config.data.hold_out else dataset
@@ -194,12 +209,13 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
             f"use 2 to {dataset.classes}"
         )
     if config.specialties.rule == "wordnet":
-        wordnet_specialties(dataset.class_names, config.specialties.count)
+        wordnet_specialties(dataset.class_ids or dataset.class_names, config.specialties.count)
     described = {
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint(),
         "classes": list(dataset.class_names),
         "streamed": isinstance(dataset.train, StoredImages),
+        "unreadable": {part: list(names) for part, names in dataset.left_out.items()},
     }
     runtime.decide_on_compiling(longest_stage(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):
@@ -325,7 +341,7 @@ def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
         confusion = class_confusion(predictions.labels, predictions.classes[:, 0], classes)
         return task.runtime.ranks.first(lambda: spectral(confusion, config.count, rng))
     if config.rule == "wordnet":
-        return wordnet_specialties(task.dataset.class_names, config.count)
+        return wordnet_specialties(task.dataset.class_ids or task.dataset.class_names, config.count)
     if config.rule == "groups":
         return task.runtime.ranks.first(lambda: given_groups(group_of_class(config.groups, task.dataset)))
     return random_balanced(classes, config.count, rng)

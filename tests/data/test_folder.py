@@ -96,9 +96,17 @@ def test_unreadable_images_stop_it_and_are_counted(birds: Path) -> None:
     damage(birds / "train/bee/1.png")
     damage(birds / "val/cow/1.png")
     assert refusal(birds) == (
-        f"{birds}: 2 of 9 images cannot be read (first: train/bee/1.png, truncated); "
-        "pass --skip-unreadable to leave them out"
+        f"{birds}: 2 of 9 images cannot be read: train/bee/1.png (truncated); val/cow/1.png (truncated); "
+        "repair them, or pass --skip-unreadable to leave them out"
     )
+
+
+def test_ten_unreadable_images_are_named_and_the_rest_counted(birds: Path) -> None:
+    for number in range(3, 15):
+        write_image(birds / f"train/ant/{number:02}.png").write_bytes(b"")
+    told = refusal(birds)
+    assert "12 of 21 images cannot be read: train/ant/03.png (empty file); train/ant/04.png" in told
+    assert "train/ant/12.png (empty file); and 2 more; repair them, or pass --skip-unreadable" in told
 
 
 def test_unreadable_images_are_left_out_on_demand(birds: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,8 +118,10 @@ def test_unreadable_images_are_left_out_on_demand(birds: Path, caplog: pytest.Lo
     assert dataset.test.labels.tolist() == [0, 1]
     assert dataset.train.images[2, :, 0, 0].tolist() == list(COLOURS["bee"])
     assert caplog.messages == [
-        f"{birds}: 2 of 9 images cannot be read (first: train/bee/1.png, truncated); they are left out"
+        f"{birds}: 2 of 9 images cannot be read: train/bee/1.png (truncated); val/cow/1.png (truncated); "
+        "they are left out"
     ]
+    assert dataset.left_out == {"train": ["train/bee/1.png"], "test": ["val/cow/1.png"]}
 
 
 def test_a_class_that_loses_all_its_images_is_named(birds: Path) -> None:

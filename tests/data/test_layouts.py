@@ -1,15 +1,26 @@
 """Folders as people have them: which is a class, what is judged by, and what each mistake is told."""
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import small_run
+from nofe.data.folder import load_listing
 from nofe.data.layouts import list_folder
+from nofe.data.pack import PackSettings, listing_of_arrays, pack
 from nofe.data.pictures import Listing
+from nofe.data.shards import list_shards
+from nofe.data.stored import stored_dataset
+from nofe.data.workers import Workers
 from nofe.errors import UserError
+from nofe.pipeline import train
+from nofe.specialties import Specialties
+from nofe.training.runtime import make_runtime
 
 
 def write_images(root: Path, *names: str) -> None:
@@ -119,8 +130,42 @@ def test_tiny_imagenet(tiny: Path) -> None:
         ("val/images/val_0.JPEG", "crane (n03)"),
         ("val/images/val_1.JPEG", "Egyptian cat"),
     }
+    assert listing.class_ids == ("n01", "n02", "n03")
     (tiny / "words.txt").unlink()
     assert list_folder(tiny).class_names == ("n01", "n02", "n03")
+
+
+def test_ids_of_classes_go_where_the_images_go(tiny: Path, tmp_path: Path) -> None:
+    """Into memory, to the hold-out, through shards, and to images that stay on disk."""
+    ids = ("n01", "n02", "n03")
+    dataset = load_listing(list_folder(tiny), 8)
+    assert dataset.class_ids == dataset.hold_out(0.5, 0).class_ids == ids
+    assert listing_of_arrays(dataset).class_ids == ids
+    pack(list_folder(tiny), tmp_path / "shards", PackSettings(8), Workers(1))
+    packed = list_shards(tmp_path / "shards")
+    assert (packed.class_names, packed.class_ids) == (dataset.class_names, ids)
+    assert stored_dataset(packed, 8, 1).class_ids == ids
+    with pytest.raises(UserError, match="2 class ids for 3 classes; give one a class, or none"):
+        replace(dataset, class_ids=ids[:2])
+
+
+def test_the_rule_wordnet_knows_the_classes_of_tiny_imagenet(tmp_path: Path) -> None:
+    """A cat, a dog, a car and a bus, by their ids, though they are called by their words."""
+    words = {"n02123045": "tabby", "n02106662": "German shepherd", "n02930766": "cab", "n04146614": "school bus"}
+    photos = tmp_path / "tiny"
+    for name in words:
+        write_images(photos / f"train/{name}/images", *(f"{i}.JPEG" for i in range(4)))
+    write_images(photos / "val/images", *(f"{name}.JPEG" for name in words))
+    (photos / "wnids.txt").write_text("\n".join(words))
+    (photos / "words.txt").write_text("\n".join(f"{name}\t{word}" for name, word in words.items()))
+    (photos / "val/val_annotations.txt").write_text("\n".join(f"{name}.JPEG\t{name}" for name in words))
+    settings = ("experts.epochs=1", "generalist.epochs=1", "experts.batch=4", "generalist.batch=4", "base.by=none")
+    chosen = ("specialties.rule=wordnet", "specialties.count=2", f"data.name=folder:{photos}")
+    train(small_run(*settings, *chosen), tmp_path / "run", runtime=make_runtime("cpu"))
+    found = Specialties.from_json(json.loads((tmp_path / "run" / "specialties.json").read_bytes()))
+    names = load_listing(list_folder(photos), 8).class_names
+    groups = {frozenset(names[c] for c in group) for group in found.groups()}
+    assert groups == {frozenset({"tabby", "German shepherd"}), frozenset({"cab", "school bus"})}
 
 
 def test_tiny_imagenet_with_parts_missing(tiny: Path) -> None:

@@ -1,6 +1,8 @@
 """Python data sets of pairs, and saved Hugging Face data sets, give the images that a folder of them would."""
 
 import io
+import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,6 +19,7 @@ from nofe.data import load_dataset
 from nofe.data.decode import decode_image
 from nofe.data.pack import PackSettings, listing_of, pack
 from nofe.data.pairs import dataset_of_pairs, square_of
+from nofe.data.stored import look_through, open_dataset
 from nofe.data.workers import Workers
 from nofe.errors import UserError
 
@@ -99,6 +102,40 @@ def test_what_cannot_be_used_is_named(item: Any, message: str) -> None:
         dataset_of_pairs([item], image_size=SIZE)
 
 
+class Damaged(Photos):
+    """Item 3 raises, as torchvision's do; image 6 is a Pillow image that cannot be decoded."""
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
+        if index == 3:
+            raise OSError("cannot identify image file")
+        if index == 6:
+            return Image.open(io.BytesIO(encoded(photo(6))[:-60])), 0
+        return super().__getitem__(index)
+
+
+def test_unreadable_items_are_listed_by_their_number_or_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = (
+        r"Damaged: training: 2 of 10 images cannot be read: image 3 \(OSError: cannot identify image file\); "
+        r"image 6 \(.*truncated.*\); "
+    )
+    with pytest.raises(UserError, match=told + 'repair them, or pass settings={"data.skip_unreadable": True} to leave'):
+        nofe.train(tmp_path / "stops", (Damaged(10), Photos(4)), "small", 2, device="cpu", quiet=True)
+    dataset = dataset_of_pairs(Damaged(10), Damaged(5), image_size=SIZE, skip_unreadable=True)
+    assert re.match(told + "they are left out", caplog.messages[0])
+    kept = [0, 1, 2, 4, 5, 7, 8, 9]
+    np.testing.assert_array_equal(dataset.train.images, [expected(i) for i in kept])
+    assert dataset.train.labels.tolist() == [i % 2 for i in kept]
+    assert dataset.left_out == {"train": ["image 3", "image 6"], "test": ["image 3"]}
+    settings = {"experts.epochs": 1, "generalist.epochs": 1, "base.by": "none", "data.skip_unreadable": True}
+    settings |= {"experts.batch": 4, "generalist.batch": 4}
+    pairs = (Damaged(10), Photos(4))
+    nofe.train(tmp_path / "run", pairs, "small", 2, settings=settings, device="cpu", quiet=True)
+    noted = json.loads((tmp_path / "run" / "environment.json").read_bytes())["data"]["unreadable"]
+    assert noted == {"train": ["image 3", "image 6"]}
+
+
 def test_a_stream_without_a_length_is_refused() -> None:
     with pytest.raises(UserError, match="have no length"):
         dataset_of_pairs(iter([]), image_size=SIZE)  # type: ignore[arg-type]
@@ -159,6 +196,92 @@ def test_a_saved_hugging_face_data_set(saved: Path, tmp_path: Path) -> None:
     listing = listing_of(f"hf:{saved}", root=saved, test="0.2", seed=0)
     manifest = pack(listing, tmp_path / "packed", PackSettings(8), Workers(1))  # its bytes travel to the workers
     assert manifest["images"] == {"train": 6, "test": 4}
+
+
+@pytest.fixture
+def real() -> ModuleType:
+    return pytest.importorskip("datasets", reason="the package datasets is not installed")
+
+
+def write_saved(real: ModuleType, path: Path, images: list[Any], labels: list[Any], label: Any = None) -> Path:
+    features = real.Features({"image": real.Image(), "label": label or real.ClassLabel(names=["ant", "bee"])})
+    real.Dataset.from_dict({"image": images, "label": labels}, features=features).save_to_disk(path)
+    return path
+
+
+def test_what_the_library_itself_saves(real: ModuleType, tmp_path: Path) -> None:
+    """Read by many threads, by worker processes, and packed; split or not, with names or without."""
+    one = real.load_from_disk(write_saved(real, tmp_path / "one", [photo(i) for i in range(90)], [0, 1] * 45))
+    splits = real.DatasetDict({"train": one.select(range(70)), "validation": one.select(range(70, 90))})
+    splits.save_to_disk(tmp_path / "splits")
+    dataset = load_dataset(f"hf:{tmp_path / 'splits'}", root=tmp_path, image_size=SIZE)
+    assert dataset.class_names == ("ant", "bee")
+    assert dataset.test.labels.tolist() == [0, 1] * 10
+    np.testing.assert_array_equal(dataset.train.images, [expected(i) for i in range(70)])
+    np.testing.assert_array_equal(dataset.test.images, [expected(i) for i in range(70, 90)])
+    streamed, again = (
+        open_dataset(f"hf:{tmp_path / 'splits'}", root=tmp_path, image_size=SIZE, stream=True, workers=2)
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(streamed.train.images, dataset.train.images)
+    assert streamed.fingerprint() == again.fingerprint()  # or no run could be resumed
+    listing = listing_of(f"hf:{tmp_path / 'splits'}", root=tmp_path, test="0.2", seed=0)
+    assert pack(listing, tmp_path / "packed", PackSettings(8), Workers(1))["images"] == {"train": 70, "test": 20}
+    for kind, labels, names in (
+        ("string", ["cat", "dog", "cat", "dog"], ("cat", "dog")),
+        ("int64", [0, 1, 0, 1], ("class 0", "class 1")),
+    ):
+        path = write_saved(real, tmp_path / kind, [photo(i) for i in range(4)], labels, real.Value(kind))
+        whole = load_dataset(f"hf:{path}", root=tmp_path, image_size=SIZE)
+        assert (whole.class_names, len(whole.train), len(whole.test)) == (names, 2, 2)
+
+
+def test_what_is_wrong_in_what_the_library_saves(real: ModuleType, tmp_path: Path) -> None:
+    images: list[Any] = [{"bytes": encoded(photo(i)), "path": None} for i in range(8)]
+    images[1], images[3] = None, {"bytes": b"junk", "path": None}
+    saved = write_saved(real, tmp_path / "saved", images, [0, 1] * 4)
+    with pytest.raises(
+        UserError, match=r"2 of 8 images cannot be read: .* image 1 \(empty file\); .* image 3 \(not JPEG"
+    ):
+        load_dataset(f"hf:{saved}", root=tmp_path, image_size=SIZE)
+    missing = write_saved(
+        real, tmp_path / "missing", [photo(i) for i in range(4)], [0, None, 0, 1], real.Value("int64")
+    )
+    with pytest.raises(UserError, match="column 'label' holds something else than class names, or numbers from 0"):
+        load_dataset(f"hf:{missing}", root=tmp_path, image_size=SIZE)
+    features = real.Features({"image": real.Array3D((14, 20, 3), "uint8"), "label": real.ClassLabel(names=["a", "b"])})
+    arrays = {"image": [np.asarray(photo(i)) for i in range(4)], "label": [0, 1, 0, 1]}
+    real.Dataset.from_dict(arrays, features=features).save_to_disk(tmp_path / "arrays")
+    with pytest.raises(UserError, match="column 'image' holds no encoded images but Array3D; make it a column of"):
+        load_dataset(f"hf:{tmp_path / 'arrays'}", root=tmp_path, image_size=SIZE)
+
+
+def test_a_saved_path_that_is_gone_is_an_unreadable_image(saved: Path) -> None:
+    """And not the end of a worker process."""
+    rows = sys.modules["datasets"].load_from_disk("")["train"].rows
+    rows[2]["image"] = {"bytes": None, "path": str(saved / "gone.png")}
+    rows[3]["image"] = None
+    told = r"2 of 10 images cannot be read: train image 2 \(no such file or directory\); train image 3 \(empty file\)"
+    with pytest.raises(UserError, match=told):
+        load_dataset(f"hf:{saved}", root=saved, image_size=SIZE)
+    streamed = open_dataset(f"hf:{saved}", root=saved, image_size=SIZE, stream=True, workers=1)
+    with pytest.raises(UserError, match=told):
+        look_through(streamed, skip_unreadable=False)
+
+
+def test_labels_that_are_missing_or_no_classes_are_refused(saved: Path) -> None:
+    train = sys.modules["datasets"].load_from_disk("")["train"]
+    train.features["label"] = SimpleNamespace(names=None)
+    for wrong in (None, -1, 0.5):
+        train.rows[1]["label"] = wrong
+        with pytest.raises(UserError, match="column 'label' holds something else than class names"):
+            load_dataset(f"hf:{saved}", root=saved, image_size=SIZE)
+
+
+def test_a_column_of_something_else_is_refused(saved: Path) -> None:
+    sys.modules["datasets"].load_from_disk("")["train"].features["image"] = SimpleNamespace(dtype="uint8")
+    with pytest.raises(UserError, match="column 'image' holds no encoded images but SimpleNamespace; make it"):
+        load_dataset(f"hf:{saved}", root=saved, image_size=SIZE)
 
 
 def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Images on disk train, and are judged, exactly as if they were on the device."""
 
+import json
 import os
 import signal
 import time
@@ -17,10 +18,12 @@ from nofe.data.dataset import Dataset
 from nofe.data.folder import load_listing
 from nofe.data.pack import PackSettings, listing_of_arrays, pack
 from nofe.data.pictures import Files, Listing
-from nofe.data.stored import StoredImages, open_dataset, stored_dataset
+from nofe.data.stored import StoredImages, leave_out, look_through, open_dataset, stored_dataset
 from nofe.data.stream import StreamedBatches, StreamedImages, batches_over, on_device
+from nofe.data.survey import survey
 from nofe.data.workers import Workers
 from nofe.errors import RunError, UserError
+from nofe.loading import open_finished
 from nofe.pipeline import train
 from nofe.training.runtime import Interrupted, make_runtime
 
@@ -182,8 +185,6 @@ def test_the_choice_is_by_size_unless_it_is_made(listing: Listing) -> None:
     assert kind(memory=needed - 1)
     assert kind(memory=needed, stream=True)
     assert not kind(memory=1, stream=False)
-    with pytest.raises(UserError, match="nofe pack --skip-unreadable"):
-        kind(stream=True, skip_unreadable=True)
     with pytest.raises(UserError, match="glyphs is always in memory"):
         open_dataset("glyphs", root=Path(), image_size=32, stream=True)
 
@@ -214,6 +215,101 @@ def test_a_run_on_disk_is_the_run_in_memory(tmp_path: Path) -> None:
         train(kept, tmp_path / "kept", runtime=make_runtime("cpu"), dataset=dataset)
     for file in files:
         assert (tmp_path / "kept" / file).read_bytes() == (tmp_path / "streamed" / file).read_bytes()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of 8 classes, 6 and 3 images of each; two are damaged, one to train on and one to judge by."""
+    arrays = listing_of_arrays(small_dataset(per_class=6))
+    for part, pictures in (("train", arrays.train), ("val", arrays.test)):
+        for number, label in enumerate(pictures.labels.tolist()):
+            path = tmp_path / "photos" / part / f"class {label}" / f"{number:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(pictures.source(number))
+    for path in damaged(tmp_path / "photos"):
+        path.write_bytes(path.read_bytes()[:-30])
+    return tmp_path / "photos"
+
+
+def damaged(photos: Path) -> list[Path]:
+    return [sorted((photos / part / "class 3").iterdir())[1] for part in ("train", "val")]
+
+
+def of_photos(photos: Path, workers: int = 1, **options: bool) -> Dataset:
+    return open_dataset(f"folder:{photos}", root=photos, image_size=32, workers=workers, **options)
+
+
+def test_unreadable_images_on_disk_are_found_before_training(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those to judge by, too; with the mean of the others, and for any number of workers."""
+    streamed = of_photos(photos, stream=True)
+    one, other = (str(path.relative_to(photos)) for path in damaged(photos))
+    told = f"2 of 72 images cannot be read: {one} (truncated); {other} (truncated)"
+    with pytest.raises(UserError) as caught:
+        look_through(streamed, skip_unreadable=False)
+    assert str(caught.value) == f"{photos}: {told}; repair them, or pass --skip-unreadable to leave them out"
+    looked = look_through(streamed, skip_unreadable=True)
+    assert looked.unreadable == {"train": [one], "test": [other]}
+    assert caplog.messages == [f"{photos}: {told}; they are left out"]
+
+    kept, again = leave_out(streamed, looked), of_photos(photos, workers=3, stream=True)
+    in_memory = of_photos(photos, skip_unreadable=True)
+    for part in ("train", "test"):
+        np.testing.assert_array_equal(getattr(kept, part).images, getattr(in_memory, part).images)
+        np.testing.assert_array_equal(getattr(kept, part).labels, getattr(in_memory, part).labels)
+    assert kept.left_out == in_memory.left_out
+    np.testing.assert_array_equal(pixel_mean(kept.train), pixel_mean(in_memory.train))
+    np.testing.assert_array_equal(pixel_mean(kept.hold_out(0.3, 0).train), pixel_mean(in_memory.hold_out(0.3, 0).train))
+    assert leave_out(again, look_through(again, skip_unreadable=True)).fingerprint() == kept.fingerprint()
+    with pytest.raises(UserError, match="training images: 1 of 48 images cannot be read: train/"):
+        streamed.train.mean()
+
+
+def test_images_that_are_all_readable_stay_as_they_are(
+    photos: Path, listing: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in damaged(photos):
+        path.unlink()
+    dataset = of_photos(photos, stream=True)
+    looked = look_through(dataset, skip_unreadable=False)
+    assert looked.unreadable == {}
+    assert leave_out(dataset, looked).fingerprint() == dataset.fingerprint()
+    monkeypatch.setattr("nofe.data.stored.survey", None)
+    assert leave_out(dataset, looked).train.mean() is looked.mean
+    assert look_through(stored_dataset(listing, SIZE, 1), skip_unreadable=False).mean is None  # nofe pack has looked
+
+
+def test_a_survey_ends_at_what_hangs(tmp_path: Path) -> None:
+    workers = Workers(1, 32, timeout=0.5)
+    with pytest.raises(RunError, match=r"^hangs\.png: not read after 0\.5 seconds"):
+        survey(hanging_picture(tmp_path), 32, workers)
+    workers.close()
+
+
+def test_a_run_on_disk_leaves_the_same_images_out_when_it_goes_on(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("experts.epochs=1", "generalist.epochs=1", "base.by=none", f"data.name=folder:{photos}")
+    refused = small_run(*settings, "data.stream=true")
+    config = small_run(*settings, "data.stream=true", "data.skip_unreadable=true")
+    with pytest.raises(UserError, match="2 of 72 images cannot be read"):
+        train(refused, tmp_path / "refused", runtime=make_runtime("cpu", workers=1))
+    assert not (tmp_path / "refused" / "metrics.jsonl").exists()
+
+    in_memory = small_run(*settings, "data.skip_unreadable=true")
+    train(in_memory, tmp_path / "kept", runtime=make_runtime("cpu"))
+    stopping = make_runtime("cpu", workers=1)
+    stops = stopping.stops_before
+    stopping.stops_before = lambda step: (setattr(stopping, "stop_signal", 15), True)[1] if step == 1 else stops(step)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", runtime=stopping)
+    one, other = (str(path.relative_to(photos)) for path in damaged(photos))
+    noted = json.loads((tmp_path / "stopped" / "environment.json").read_bytes())["data"]["unreadable"]
+    assert noted == {"train": [one], "test": [other]}
+    monkeypatch.setattr("nofe.pipeline.look_through", None)  # not looked for again
+    train(config, tmp_path / "stopped", resume=True, runtime=make_runtime("cpu", workers=2))
+    for file in ("network.safetensors", "predictions.npz"):
+        assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "kept" / file).read_bytes()
+    assert len(open_finished(tmp_path / "stopped").test_images(make_runtime("cpu", workers=1))) == 23
 
 
 def hanging_picture(tmp_path: Path) -> Files:

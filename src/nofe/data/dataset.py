@@ -59,7 +59,9 @@ class Dataset:
     """Images to learn from, images to judge by, and what the C class numbers stand for.
 
     `groups` are groupings of the classes made by people ("superclass", "family"): a group id per class.
-    They are for comparison only; the method learns its specialties without them.
+    They are for comparison only; the method learns its specialties without them. `left_out` names, for each part,
+    the images that cannot be read and are no longer in it. `class_ids` are what a dictionary calls the classes, such as
+    WordNet's n02084071, where the names are other words.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Dataset:
     train: ImageSet
     test: ImageSet
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    class_ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_class_names(self.name, self.class_names)
@@ -85,6 +89,11 @@ class Dataset:
                     f"{self.name}: grouping {group!r} has {len(ids)} ids for {self.classes} classes; "
                     "give one id a class"
                 )
+
+        if self.class_ids and len(self.class_ids) != self.classes:
+            raise UserError(
+                f"{self.name}: {len(self.class_ids)} class ids for {self.classes} classes; give one a class, or none"
+            )
 
     @property
     def classes(self) -> int:
@@ -107,6 +116,8 @@ class Dataset:
             train=self.train.subset(~held),
             test=self.train.subset(held),
             groups=self.groups,
+            left_out=self.left_out,
+            class_ids=self.class_ids,
         )
 
     def fingerprint(self) -> str:

@@ -1,14 +1,16 @@
 """One encoded image to pixels, whatever its format, colours and orientation."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from nofe.data.jpeg import decode_plain_jpeg
+from nofe.data.jpeg import ORIENTATION_TAG, decode_plain_jpeg
 from nofe.data.pictures import Source, Stored
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow reads many more, not all of them robustly
@@ -20,7 +22,6 @@ MAX_ASPECT = 4  # of a picture that is kept whole
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 # EXIF's orientation tag -> what turns the stored picture upright (1 is upright already).
-ORIENTATION_TAG = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -36,13 +37,29 @@ class UnreadableError(Exception):
     """Why one image cannot be read, in a few words: "truncated", "empty file"."""
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A picture in RGB at the size it was decoded to, as it is stored: `turn`, if any, makes it upright."""
+
+    image: Image.Image
+    turn: Image.Transpose | None
+
+    def shrunk(self, box: Box, size: tuple[int, int]) -> Image.Image:
+        """What is inside the box, at another size and upright. Turned last: the middle stays the middle."""
+        small = _resized(self.image, box, size)
+        return small if self.turn is None else small.transpose(self.turn)
+
+
 def decode_image(source: Path | Source, image_size: int) -> NDArray[np.uint8]:
     """The middle square of an image, `image_size` pixels a side: (3, H, W). An animation gives its first frame."""
+    with _saying_why(source):
+        return square_of_whole(decode_whole(source, image_size), image_size)
 
-    def shrink(image: Image.Image) -> Image.Image:
-        return _resized(image, _middle(*image.size, 1), (image_size, image_size))
 
-    return np.ascontiguousarray(np.asarray(_decoded(source, image_size, shrink)).transpose(2, 0, 1))
+def square_of_whole(whole: Whole, image_size: int) -> NDArray[np.uint8]:
+    """The second half of it."""
+    small = whole.shrunk(_middle(*whole.image.size, 1), (image_size, image_size))
+    return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
 
 
 def middle_square(image: Image.Image, image_size: int) -> Image.Image:
@@ -59,19 +76,17 @@ def decode_picture(source: Path | Source, shorter: int, *, square: bool = False)
     All of it, but for what sticks out of a strip MAX_ASPECT times as long as wide; or its middle square.
     """
 
-    def whole(image: Image.Image) -> Image.Image:
-        box = _middle(*image.size, 1 if square else MAX_ASPECT)
+    with _saying_why(source):
+        whole = decode_whole(source, shorter)
+        box = _middle(*whole.image.size, 1 if square else MAX_ASPECT)
         width, height = box[2] - box[0], box[3] - box[1]
         scale = min(shorter / min(width, height), 1)
-        return _resized(image, box, (max(round(width * scale), 1), max(round(height * scale), 1)))
-
-    return _decoded(source, shorter, whole)
+        return whole.shrunk(box, (max(round(width * scale), 1), max(round(height * scale), 1)))
 
 
-def _decoded(source: Path | Source, wanted: int, shrink: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Open, check, decode, convert, shrink and turn upright; `wanted` is the shorter side that will be left."""
-    content: Path | bytes = b""
-    try:
+def decode_whole(source: Path | Source, wanted: int) -> Whole:
+    """Open, check, decode and convert; `wanted` is the shorter side that will be left of it."""
+    with _saying_why(source):
         content = _content(source)
         with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
             _check_pixels(*image.size)
@@ -81,13 +96,17 @@ def _decoded(source: Path | Source, wanted: int, shrink: Callable[[Image.Image],
                 image.draft(None, (2 * wanted, 2 * wanted))
                 image.load()
                 whole = _to_rgb(image)
-            small = shrink(whole)
-            turn = UPRIGHT.get(_orientation(image))  # after shrinking: the middle stays the middle, and it is small
-        return small if turn is None else small.transpose(turn)
+            return Whole(whole, UPRIGHT.get(_orientation(image)))
+
+
+@contextmanager
+def _saying_why(source: Path | Source) -> Iterator[None]:
+    try:
+        yield
     except UnreadableError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything at a damaged file
-        raise UnreadableError(_reason(content, error)) from error
+        raise UnreadableError(_reason(source, error)) from error
 
 
 def _content(source: Path | Source) -> Path | bytes:
@@ -142,13 +161,20 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _reason(content: Path | bytes, error: Exception) -> str:
+def _reason(source: Path | Source, error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"over the limit of {MAX_MEGAPIXELS} megapixels"
     if isinstance(error, UnidentifiedImageError):
-        length = len(content) if isinstance(content, bytes) else content.stat().st_size
-        return "empty file" if length == 0 else f"not {FORMAT_LIST}"
+        return "empty file" if _length(source) == 0 else f"not {FORMAT_LIST}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split())
     return "truncated" if "truncated" in text.lower() else f"damaged: {text[:80] or type(error).__name__}"
+
+
+def _length(source: Path | Source) -> int:
+    if isinstance(source, bytes):
+        return len(source)
+    if isinstance(source, Stored) and source.size >= 0:
+        return source.size
+    return Path(source.path if isinstance(source, Stored) else source).stat().st_size

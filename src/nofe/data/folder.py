@@ -1,6 +1,5 @@
 """Listed images decoded into memory: a data set that fits there, and photos to predict."""
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,8 @@ from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.decode import FORMAT_LIST, UnreadableError, decode_image
 from nofe.data.layouts import list_folder, walk
 from nofe.data.pictures import DEFAULT_TEST, Listing, Source, Stored
+from nofe.data.unreadable import stop_or_leave_out
 from nofe.errors import UserError
-
-logger = logging.getLogger("nofe")
 
 MAX_IMAGE_SIZE = 4096
 MAX_THREADS = 8  # each may hold one large image; Pillow decodes without the interpreter's lock
@@ -40,14 +38,18 @@ def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = F
     _check_memory(listing.where, count, image_size)
     images, reasons = _decode_all(count, lambda i: train.source(i) if i < split else test.source(i - split), image_size)
     parts = ImageSet(images[:split], labels[:split]), ImageSet(images[split:], labels[split:])
+    left_out: dict[str, list[str]] = {}
     if reasons:
-        first = min(reasons)
-        name = train.name(first) if first < split else test.name(first - split)
-        _report_unreadable(listing.where, len(reasons), count, f"{name}, {reasons[first]}", skip_unreadable)
+        unreadable = sorted(reasons)
+        name_of = {i: train.name(i) if i < split else test.name(i - split) for i in unreadable}
+        told = [f"{name_of[i]} ({reasons[i]})" for i in unreadable]
+        stop_or_leave_out(listing.where, told, count, skip=skip_unreadable, option="pass --skip-unreadable")
+        for i in unreadable:
+            left_out.setdefault("train" if i < split else "test", []).append(name_of[i])
         readable = np.ones(count, dtype=np.bool_)
-        readable[list(reasons)] = False
+        readable[unreadable] = False
         parts = parts[0].subset(readable[:split]), parts[1].subset(readable[split:])
-    return Dataset(listing.name, listing.class_names, *parts, groups=listing.groups)
+    return Dataset(listing.name, listing.class_names, *parts, listing.groups, left_out, listing.class_ids)
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
@@ -120,10 +122,3 @@ def _decode_all(
         for _ in pool.map(decode_some, range(0, count, IMAGES_PER_TASK)):
             pass  # drawing the results raises what a thread raised
     return images, reasons
-
-
-def _report_unreadable(where: str, unreadable: int, count: int, first: str, skip: bool) -> None:
-    found = f"{where}: {unreadable:,} of {count:,} images cannot be read (first: {first})"
-    if not skip:
-        raise UserError(f"{found}; pass --skip-unreadable to leave them out")
-    logger.warning("%s; they are left out", found)

@@ -1,6 +1,5 @@
 """`hf:PATH`: a data set that the Hugging Face library `datasets` saved with `save_to_disk`."""
 
-import io
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nofe.data.layouts import TEST_FOLDERS
-from nofe.data.pictures import DEFAULT_TEST, Listing, Made
+from nofe.data.pictures import DEFAULT_TEST, Listing, Made, Source, Stored
 from nofe.errors import UserError
 
 logger = logging.getLogger("nofe")
@@ -74,12 +73,14 @@ def _class_names(path: Path, train: Any, column: str) -> tuple[str, ...]:
     feature = train.features[column]
     if getattr(feature, "names", None):
         return tuple(str(name) for name in feature.names)
-    values = sorted(set(train[column]))
+    values = set(train[column])
     if all(isinstance(value, str) for value in values):
-        return tuple(values)
-    if not all(isinstance(value, int) for value in values) or values[0] < 0:
-        raise UserError(f"{path}: column '{column}' holds neither class names nor numbers from 0; convert it")
-    return tuple(f"class {number}" for number in range(values[-1] + 1))
+        return tuple(sorted(values))
+    if not all(isinstance(value, int) and value >= 0 for value in values):  # None, too: a label that is missing
+        raise UserError(
+            f"{path}: column '{column}' holds something else than class names, or numbers from 0; convert it"
+        )
+    return tuple(f"class {number}" for number in range(max(values) + 1))
 
 
 def _pictures(path: Path, split: Any, name: str, image: str, label: str, number_of: dict[str, int]) -> Made:
@@ -88,26 +89,27 @@ def _pictures(path: Path, split: Any, name: str, image: str, label: str, number_
         labels = np.array([number_of[v] if isinstance(v, str) else v for v in values], dtype=np.int64)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: split '{name}' has a label that is no class ({error}); correct it") from error
-    if hasattr(split.features[image], "decode"):
+    feature = split.features[image]
+    if hasattr(feature, "decode"):
         import datasets
 
         split = split.cast_column(image, datasets.Image(decode=False))  # the bytes as they are, not yet decoded
+    elif getattr(feature, "dtype", "") not in ("binary", "large_binary"):
+        raise UserError(
+            f"{path}: column '{image}' holds no encoded images but {type(feature).__name__}; make it a column of "
+            "datasets.Image and save it again"
+        )
 
-    def read(index: int) -> bytes:
+    def read(index: int) -> Source:
         return _encoded(split[index][image])
 
     identity = f"{path.name} {name} {getattr(split, '_fingerprint', '')}".encode()
     return Made(labels, read, f"{name} image", identity)
 
 
-def _encoded(value: Any) -> bytes:
-    """{"bytes": ..., "path": ...} with either of them, or an image already decoded."""
+def _encoded(value: Any) -> Source:
+    """Of {"bytes": ..., "path": ...} with either of them, or of bytes; none at all are an empty file to the decoder."""
     if isinstance(value, dict):
-        if value.get("bytes") is not None:
-            return bytes(value["bytes"])
-        return Path(value["path"]).read_bytes() if value.get("path") else b""
-    if isinstance(value, bytes):
-        return value
-    buffer = io.BytesIO()
-    value.save(buffer, "PNG")
-    return buffer.getvalue()
+        content, path = value.get("bytes"), value.get("path")
+        return Stored(path) if content is None and path else bytes(content or b"")
+    return bytes(value or b"")

@@ -201,7 +201,8 @@ def _tiny_imagenet(path: Path) -> Listing:
         test = _list_images(path / "val", ids, path)  # some people sort it into class folders
         if not len(test):
             raise UserError(f"{annotations}: no such file, and no class folders beside it; unpack the archive again")
-    return Listing(f"folder:{path}", str(path), _readable(ids, path / TINY_WORDS), train, test)
+    names = _readable(ids, path / TINY_WORDS)
+    return Listing(f"folder:{path}", str(path), names, train, test, class_ids=tuple(ids))
 
 
 def _annotated(annotations: Path, ids: Sequence[str], root: Path) -> Files:

@@ -25,13 +25,13 @@ from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.pictures import Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index
+from nofe.data.unreadable import some_of
 from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
 from nofe.errors import RunError, UserError
 from nofe.files import replace_atomically
 from nofe.streams import stream
 
-NAMES_SHOWN = 5
 FORMAT = 1
 
 
@@ -110,7 +110,8 @@ class _Manifest:
         for pictures in listing.parts.values():
             pictures.describe_into(digest)
         head = {"format": FORMAT, "settings": asdict(settings), "source": digest.hexdigest()[:16]}
-        return cls(head | {"classes": list(listing.class_names), "groups": dict(listing.groups)})
+        classes = {"classes": list(listing.class_names), "class_ids": list(listing.class_ids)}
+        return cls(head | classes | {"groups": dict(listing.groups)})
 
     def resume(self, folder: Path) -> None:
         """Take over what an earlier run finished of the very same."""
@@ -267,11 +268,9 @@ def _write_shard(
                 encoded.step()
                 advance(1)
         if unreadable and not skip_unreadable:
-            shown = "; ".join(unreadable[:NAMES_SHOWN])
-            more = f"; and {len(unreadable) - NAMES_SHOWN} more" if len(unreadable) > NAMES_SHOWN else ""
             raise UserError(
-                f"{path.name}: {len(unreadable)} images for it cannot be read: {shown}{more}; repair them, or pass "
-                "--skip-unreadable to leave them out"
+                f"{path.name}: {len(unreadable)} images for it cannot be read: {some_of(unreadable)}; repair them, or "
+                "pass --skip-unreadable to leave them out"
             )
     _index(path, samples)
     red, green, blue = sums.tolist()
@@ -333,4 +332,5 @@ def listing_of_arrays(dataset: Dataset) -> Listing:
         return Made(images.labels, read, f"{part} image", dataset.fingerprint().encode())
 
     train, test = made("training", dataset.train), made("test", dataset.test)
-    return Listing(dataset.name, dataset.name, dataset.class_names, train, test, dataset.groups)
+    names, groups, ids = dataset.class_names, dataset.groups, dataset.class_ids
+    return Listing(dataset.name, dataset.name, names, train, test, groups, class_ids=ids)

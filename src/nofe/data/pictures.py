@@ -115,7 +115,7 @@ class Ranges(Pictures):
 class Made(Pictures):
     """Images that only this process can get at."""
 
-    def __init__(self, labels: NDArray[np.int64], read: Callable[[int], bytes], what: str, identity: bytes) -> None:
+    def __init__(self, labels: NDArray[np.int64], read: Callable[[int], Source], what: str, identity: bytes) -> None:
         self.labels = labels
         self._read, self._what, self._identity = read, what, identity
 
@@ -159,6 +159,7 @@ class Listing:
     test: Pictures | None
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     channel_mean: tuple[float, float, float] | None = None  # of the training images, where it is known
+    class_ids: tuple[str, ...] = ()  # as in Dataset
 
     @property
     def parts(self) -> dict[str, Pictures]:

@@ -52,6 +52,7 @@ def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
         parts.get("test"),
         _groups(manifest, len(class_names)),
         None if mean is None else (float(mean[0]), float(mean[1]), float(mean[2])),
+        _class_ids(manifest, len(class_names)),
     )
     return listing.with_test(test, seed, logger.warning)
 
@@ -179,3 +180,8 @@ def _checksums(files: Sequence[Path], manifest: dict[str, Any] | None) -> list[s
 def _groups(manifest: dict[str, Any] | None, classes: int) -> dict[str, tuple[int, ...]]:
     groups = (manifest or {}).get("groups", {})
     return {str(name): tuple(ids) for name, ids in groups.items() if len(ids) == classes}
+
+
+def _class_ids(manifest: dict[str, Any] | None, classes: int) -> tuple[str, ...]:
+    ids = (manifest or {}).get("class_ids", [])
+    return tuple(str(name) for name in ids) if len(ids) == classes else ()

@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +12,13 @@ from numpy.typing import NDArray
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.pictures import DEFAULT_TEST, Listing, Pictures
+from nofe.data.survey import Survey, survey
+from nofe.data.unreadable import stop_or_leave_out
 from nofe.data.workers import Pending, Workers
 from nofe.errors import UserError
 
 logger = logging.getLogger("nofe")
 
-IMAGES_AT_ONCE = 256
 MANY = 50_000  # images that take a while to read
 
 
@@ -28,15 +31,17 @@ class StoredImages(ImageSet):
         image_size: int,
         workers: Workers,
         channel_mean: tuple[float, float, float] | None = None,
+        known_mean: NDArray[np.float32] | None = None,
     ) -> None:
         own = {"labels": pictures.labels, "pictures": pictures, "image_size": image_size, "workers": workers}
-        for name, value in (own | {"channel_mean": channel_mean}).items():
+        for name, value in (own | {"channel_mean": channel_mean, "known_mean": known_mean}).items():
             object.__setattr__(self, name, value)  # frozen, as every ImageSet
 
     pictures: Pictures
     image_size: int
     workers: Workers
     channel_mean: tuple[float, float, float] | None
+    known_mean: NDArray[np.float32] | None  # (3, H, W), from when they were looked through
 
     @property
     def images(self) -> NDArray[np.uint8]:
@@ -65,18 +70,13 @@ class StoredImages(ImageSet):
         if self.channel_mean is not None:
             channels = np.array(self.channel_mean, dtype=np.float32)[:, None, None]
             return np.ascontiguousarray(np.broadcast_to(channels, self.shape[1:]))
-        if len(self) >= MANY:
-            logger.warning("%s images are read once for their mean; nofe pack would have noted it", f"{len(self):,}")
-        total = np.zeros(self.shape[1:], dtype=np.float64)
-        parts = np.split(np.arange(len(self)), range(IMAGES_AT_ONCE, len(self), IMAGES_AT_ONCE))
-        buffers = np.empty((2, min(IMAGES_AT_ONCE, len(self)), *self.shape[1:]), dtype=np.uint8)
-        pending = self.read_into(parts[0], buffers[0])
-        for number, part in enumerate(parts):
-            pending.wait()
-            if number + 1 < len(parts):
-                pending = self.read_into(parts[number + 1], buffers[(number + 1) % 2])
-            total += buffers[number % 2, : len(part)].sum(axis=0, dtype=np.int64)
-        return (total / len(self)).astype(np.float32)
+        if self.known_mean is not None:
+            return self.known_mean
+        _say_if_many(len(self))
+        found = _survey(self)
+        names = _with_reasons(self.pictures, found.unreadable)
+        stop_or_leave_out("training images", names, len(self), skip=False, option="begin a run with --skip-unreadable")
+        return _mean(found.total, len(self))
 
 
 def open_dataset(
@@ -93,7 +93,7 @@ def open_dataset(
 ) -> Dataset:
     """The data set of that name: in memory, or on disk where it would take more than `memory` bytes.
 
-    `stream` decides it instead.
+    `stream` decides it instead. Of those on disk `look_through` finds the unreadable ones.
     """
     if not is_listed(name):
         if stream:
@@ -104,11 +104,6 @@ def open_dataset(
     if stream is None:
         stream = memory is not None and needed > memory
     if stream:
-        if skip_unreadable:
-            raise UserError(
-                f"--skip-unreadable: images that are read while training cannot be left out; "
-                f"nofe pack --skip-unreadable {name} DEST, then train on shards:DEST"
-            )
         return stored_dataset(listing, image_size, workers)
     from nofe.data.folder import load_listing
 
@@ -121,4 +116,72 @@ def stored_dataset(listing: Listing, image_size: int, workers: int = 0) -> Datas
     shared = Workers(workers, image_size)
     train = StoredImages(listing.train, image_size, shared, listing.channel_mean)
     test = StoredImages(listing.test, image_size, shared)
-    return Dataset(listing.name, listing.class_names, train, test, listing.groups)
+    return Dataset(listing.name, listing.class_names, train, test, listing.groups, class_ids=listing.class_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What came of looking at every image of a data set on disk."""
+
+    unreadable: Mapping[str, Sequence[str]]  # names, for each part that has some
+    mean: NDArray[np.float32] | None = None  # of the readable training images, (3, H, W)
+
+
+def look_through(dataset: Dataset, *, skip_unreadable: bool) -> Looked:
+    """Find the images on disk that cannot be read before a network trains on the others.
+
+    Those that nofe pack wrote are not looked at: it has decoded each of them.
+    """
+    train, test = dataset.train, dataset.test
+    if not (isinstance(train, StoredImages) and isinstance(test, StoredImages)) or train.channel_mean is not None:
+        return Looked({})
+    count = len(train) + len(test)
+    _say_if_many(count)
+    names: dict[str, list[str]] = {}
+    told: list[str] = []
+    found = {"train": _survey(train), "test": _survey(test)}
+    for part, stored in (("train", train), ("test", test)):
+        if unreadable := found[part].unreadable:
+            names[part] = [stored.pictures.name(i) for i in unreadable]
+            told += _with_reasons(stored.pictures, unreadable)
+    where = dataset.name.partition(":")[2] or dataset.name
+    stop_or_leave_out(where, told, count, skip=skip_unreadable, option="pass --skip-unreadable")
+    return Looked(names, _mean(found["train"].total, len(train) - len(found["train"].unreadable)))
+
+
+def leave_out(dataset: Dataset, looked: Looked) -> Dataset:
+    """The data set on disk without what cannot be read; by name, so that a resumed run has the same images."""
+    if not (isinstance(dataset.train, StoredImages) and isinstance(dataset.test, StoredImages)):
+        return dataset
+    train = _without(dataset.train, looked.unreadable.get("train", ()))
+    train = StoredImages(train.pictures, train.image_size, train.workers, train.channel_mean, looked.mean)
+    test = _without(dataset.test, looked.unreadable.get("test", ()))
+    return replace(dataset, train=train, test=test, left_out=looked.unreadable)
+
+
+def _without(images: StoredImages, names: Sequence[str]) -> StoredImages:
+    if not names:  # so that the fingerprint is as it was
+        return images
+    unwanted = set(names)
+    keep = [images.pictures.name(i) not in unwanted for i in range(len(images))]
+    return images.subset(np.array(keep, dtype=np.bool_))
+
+
+def _survey(images: StoredImages) -> Survey:
+    return survey(images.pictures, images.image_size, images.workers)
+
+
+def _with_reasons(pictures: Pictures, unreadable: Mapping[int, str]) -> list[str]:
+    return [f"{pictures.name(i)} ({reason})" for i, reason in unreadable.items()]
+
+
+def _mean(total: NDArray[np.int64], count: int) -> NDArray[np.float32]:
+    return (total.astype(np.float64) / max(count, 1)).astype(np.float32)
+
+
+def _say_if_many(count: int) -> None:
+    if count >= MANY:
+        logger.warning(
+            "%s images are read once for their mean and to find unreadable ones; nofe pack would have done both",
+            f"{count:,}",
+        )

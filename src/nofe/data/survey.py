@@ -1,0 +1,57 @@
+"""Images on disk, looked through once before anything is trained: which cannot be read, and the sum of the others."""
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nofe.data.pictures import Pictures
+from nofe.data.worker import Decode, Outcome
+from nofe.data.workers import IMAGES_A_TASK, Workers
+
+TASKS_AHEAD = 4  # of each worker
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    unreadable: dict[int, str]  # why, by index, in the order of the images
+    total: NDArray[np.int64]  # (3, H, W), over the readable ones; whole numbers, so whoever adds first
+
+
+def survey(pictures: Pictures, image_size: int, workers: Workers) -> Survey:
+    """Every image decoded once, by all workers; the same for any number of them."""
+    work = Decode(image_size)
+    total = np.zeros((3, image_size, image_size), dtype=np.int64)
+    adding = threading.Lock()
+
+    def looked_at(index: list[int], outcomes: list[Outcome], pixels: NDArray[np.uint8]) -> dict[int, str]:
+        readable = np.array([outcome is None for outcome in outcomes])
+        of_task = pixels[readable].sum(axis=0, dtype=np.int64)
+        with adding:
+            np.add(total, of_task, out=total)
+        return {i: outcome for i, outcome in zip(index, outcomes, strict=True) if isinstance(outcome, str)}
+
+    def asked(start: int) -> "Future[dict[int, str]]":
+        index = list(range(start, min(start + IMAGES_A_TASK, len(pictures))))
+        return workers.ask(
+            work,
+            pictures,
+            index,
+            lambda outcomes, worker: looked_at(index, outcomes, worker.pixels(len(index), image_size)),
+        )
+
+    tasks = iter(range(0, len(pictures), IMAGES_A_TASK))
+    ahead = deque(asked(start) for start in islice(tasks, TASKS_AHEAD * workers.count))
+    unreadable: dict[int, str] = {}
+    try:
+        while ahead:
+            unreadable |= ahead.popleft().result()
+            ahead.extend(asked(start) for start in islice(tasks, 1))
+    finally:
+        for task in ahead:
+            task.cancel()
+    return Survey(unreadable, total)
