@@ -489,8 +489,8 @@ def results(
     ] = Path("benchmarks/results"),
 ) -> None:
     """File the figures of finished runs, and write the pages of results and of speed anew."""
+    from nofe.experiments.index import Index
     from nofe.experiments.markdown import results_page
-    from nofe.experiments.page import Index
     from nofe.experiments.pictures import pictures
     from nofe.experiments.results import file_result, read_results
     from nofe.report.speed import speed_page

@@ -12,7 +12,8 @@ from PIL import Image
 from nofe.config import to_json, with_settings
 from nofe.errors import UserError
 from nofe.experiments import measures
-from nofe.experiments.page import Index, cells, overview, table_in_words
+from nofe.experiments.index import Index
+from nofe.experiments.page import cells, overview, table_in_words
 from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job
 from nofe.experiments.results import results_in
 from nofe.experiments.tables import KS, PAPER_TABLE_3, TABLES, Experiment, Row, Table, experiments_of, tables_named

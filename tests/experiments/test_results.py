@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from conftest import small_dataset, small_run
+from nofe.config import to_json
 from nofe.errors import UserError
 from nofe.experiments.claims import Comparison, Judged, judged
+from nofe.experiments.index import Index
 from nofe.experiments.markdown import results_page
-from nofe.experiments.page import Index
 from nofe.experiments.pictures import pictures
 from nofe.experiments.reproduce import keys_of, keys_of_experiment
 from nofe.experiments.results import file_result, read_results
@@ -130,3 +131,40 @@ def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> No
 def test_no_results(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no results"):
         read_results(tmp_path)
+
+
+# Two files for one thing
+
+
+def dated(result: dict[str, Any], date: str, file: str, **more: Any) -> dict[str, Any]:
+    made = copy.deepcopy(result) | {"file": file} | more
+    made["environment"]["date"] = date
+    return made
+
+
+def test_of_two_files_for_one_network_the_newer_run_counts_and_the_other_is_named(quick: dict[str, Any]) -> None:
+    older = dated(with_figures(quick, 0, base=0.40, experts=0.41), "2026-11-15T10:00:00+00:00", "gpu/a.json")
+    newer = dated(with_figures(quick, 0, base=0.40, experts=0.47), "2026-11-16T10:00:00+00:00", "gpu/b.json")
+    row = next(row for row in TABLES["table-3"].rows if row.label == "alexnet-quick-c100: experts")
+    for order in ([older, newer], [newer, older]):
+        assert [round(each.accuracy, 2) for each in Index(order).of(row)] == [47.0]
+        page = results_page(order)
+        assert "- `gpu/a.json`, experts: 41.00; counted is 47.00 of `gpu/b.json`" in page
+        assert "gpu/a.json`, base" not in page, "the same figures: a copy of one training"
+        assert "Other runs" not in page
+    assert "Passed over" not in results_page([newer])
+
+
+def test_what_was_measured_on_a_run_is_found_whatever_other_files_there_are(quick: dict[str, Any]) -> None:
+    row = TABLES["retrieval"].rows[0]
+    precision = {"precision": {"experts": {"1": 0.5, "3": 0.4, "10": 0.3}, "base": {"1": 0.2, "3": 0.1, "10": 0.1}}}
+    picture = {"picture": {"png": "", "caption": "", "alternative": ""}}
+    config = json.loads(json.dumps(to_json(row.experiment.config)))
+    plain = quick | {"config": config, "experiment": "another"}
+    full = plain | {"experiment": row.experiment.name, "retrieval": precision | picture}
+    newer = dated(plain, "2027-01-01", "gpu/a.json")
+    older = dated(full, "2026-01-01", "gpu/b.json")
+    assert Index([newer, older]).measures(row.experiment, "retrieval") == {0: older["retrieval"]}
+    assert "| alexnet-c100 | experts | 50.00 (n=1) | 40.00 (n=1) | 30.00 (n=1) |" in results_page([newer, older])
+    older["config"]["experts"]["rate"] = 0.5
+    assert Index([newer, older]).measures(row.experiment, "retrieval") == {}, "of an earlier recipe"

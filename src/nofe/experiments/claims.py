@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nofe.experiments.page import Index, Measured
+from nofe.experiments.index import Index, Measured
 from nofe.experiments.tables import ALEXNET, KS, PAPER_TABLE_3, RESNET, TABLES
 
 SPECTRAL = "spectral clustering of the base's confusion"

@@ -8,7 +8,8 @@ from typing import Any
 
 from nofe.config import from_json, to_json
 from nofe.experiments.claims import judged
-from nofe.experiments.page import Index, Measured, cells, mean_and_deviation
+from nofe.experiments.index import Index, Measured
+from nofe.experiments.page import cells, mean_and_deviation
 from nofe.experiments.pictures import pictures
 from nofe.experiments.tables import HDCNN, RETRIEVAL, TABLE_1, TABLES, Table
 from nofe.report.words import beyond_the_paper
@@ -34,6 +35,7 @@ def results_page(results: Sequence[Result]) -> str:
         inference_section(index),
         cost_section(index),
         *others_section(results, index),
+        passed_over_section(index),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -120,7 +122,7 @@ def retrieval_section(index: Index, drawn: Mapping[str, bytes]) -> str:
     ]
     found = False
     for row in RETRIEVAL.rows:
-        precisions = [one.result["retrieval"]["precision"] for one in index.of(row) if "retrieval" in one.result]
+        precisions = [found["precision"] for found in index.measures(row.experiment, "retrieval").values()]
         for features in ("experts", "base") if precisions else ():
             shares = (
                 mean_and_deviation([100 * precision[features][depth] for precision in precisions])
@@ -140,8 +142,8 @@ def inference_section(index: Index) -> str:
     """The paper: NIN's experts 0.0071 s and 4.7M parameters, HD-CNN 0.0147 s and 9.2M."""
     times: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for row in HDCNN.rows:
-        for one in index.of(row):
-            for name, by_batch in one.result.get("inference", {}).items():
+        for found in index.measures(row.experiment, "inference").values():
+            for name, by_batch in found.items():
                 times[name].append(by_batch)
     if not times:
         return ""
@@ -154,8 +156,8 @@ def inference_section(index: Index) -> str:
         "| network | batch 1 | batch 256 |",
         "|---|---|---|",
     ]
-    for name, found in times.items():
-        each = (f"{statistics.mean(by_batch[batch] for by_batch in found):.3f}" for batch in ("1", "256"))
+    for name, of_runs in times.items():
+        each = (f"{statistics.mean(by_batch[batch] for by_batch in of_runs):.3f}" for batch in ("1", "256"))
         lines.append(f"| {name} | " + " | ".join(each) + " |")
     return "\n".join(lines)
 
@@ -190,11 +192,10 @@ def cost_section(index: Index) -> str:
 
 
 def others_section(results: Sequence[Result], index: Index) -> list[str]:
-    """Runs with a network that no table has."""
-    in_tables = {id(one.result) for table in TABLES.values() for row in table.rows for one in index.of(row)}
+    """Runs of which no table has a network."""
     groups: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        if id(result) not in in_tables:
+        if not index.in_tables(result):
             # Read and written again: a result from before a field was added is alike one with its default.
             config = to_json(from_json(result["config"]))
             config |= {"seed": None, "device": result["environment"]["device"]}
@@ -202,6 +203,15 @@ def others_section(results: Sequence[Result], index: Index) -> list[str]:
     if not groups:
         return []
     return ["## Other runs", *(_run_section(group) for group in sorted(groups.values(), key=_title))]
+
+
+def passed_over_section(index: Index) -> str:
+    lines = [
+        f"- `{each.file}`, {each.stage}: {each.accuracy:.2f}; counted is {each.newer_accuracy:.2f} of `{each.newer}`"
+        for each in index.passed_over()
+    ]
+    head = "Where two files have the same network by the same recipe and seed, the one of the newer run counts."
+    return "\n".join(["## Passed over", "", head, "", *lines]) if lines else ""
 
 
 def _title(group: Sequence[Result]) -> str:

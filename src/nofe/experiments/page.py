@@ -2,58 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nofe.experiments.reproduce import Job, keys_of, keys_of_experiment, keys_with_results
+from nofe.experiments.index import Index, Measured
+from nofe.experiments.reproduce import Job, keys_with_results
 from nofe.experiments.tables import Row, Table
 from nofe.report.text import table as text_table
-
-MOST_SEEDS = 20
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One network of one run."""
-
-    seed: int
-    accuracy: float  # top-1, per cent
-    top_5: float | None
-    parameters: int
-    seconds: float
-    result: Mapping[str, Any]
-    stage: str
-
-
-class Index:
-    """Measured networks by what they are: the key of their stage."""
-
-    def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
-        self._by_key: dict[str, Measured] = {}
-        for result in results:
-            for stage, key in keys_of(result).items():
-                figures = result["networks"].get(stage)
-                if figures is not None:
-                    self._by_key.setdefault(key, _measured(result, stage, figures))
-
-    def of(self, row: Row) -> list[Measured]:
-        """Every seed of a row that was measured."""
-        keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in range(MOST_SEEDS))
-        return [self._by_key[key] for key in keys if key in self._by_key]
-
-
-def _measured(result: Mapping[str, Any], stage: str, figures: Mapping[str, Any]) -> Measured:
-    top_5 = figures.get("top_5")
-    return Measured(
-        seed=result["config"]["seed"],
-        accuracy=100 * figures["accuracy"],
-        top_5=None if top_5 is None else 100 * top_5,
-        parameters=figures["parameters"],
-        seconds=figures["seconds"],
-        result=result,
-        stage=stage,
-    )
 
 
 def mean_and_deviation(figures: Sequence[float]) -> str:

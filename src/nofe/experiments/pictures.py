@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nofe.experiments.page import Index
+from nofe.experiments.index import Index
 from nofe.experiments.tables import FIGURE_3, KS, PAPER_TABLE_1, RETRIEVAL, SIZES, TABLE_1, Row
 from nofe.report.figures import INK, WIDTH, new_figure, png_of
 
@@ -32,9 +32,9 @@ def pictures(index: Index) -> dict[str, bytes]:
         if any(index.of(row) for row in rows)
     }
     for row in RETRIEVAL.rows:
-        found = [each.result["retrieval"] for each in index.of(row) if "retrieval" in each.result]
+        found = index.measures(row.experiment, "retrieval")
         if found:
-            drawn[f"retrieval-{row.label}.png"] = base64.b64decode(found[0]["picture"]["png"])
+            drawn[f"retrieval-{row.label}.png"] = base64.b64decode(found[min(found)]["picture"]["png"])
     return drawn
 
 

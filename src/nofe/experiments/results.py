@@ -90,6 +90,8 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def results_in(folder: Path) -> list[dict[str, Any]]:
-    """Every result filed under a folder, which may have none."""
-    values = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
-    return [value for value in values if "networks" in value]
+    """Every result filed under a folder, which may have none, with the file that it is from."""
+    values = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))}
+    return [
+        value | {"file": path.relative_to(folder).as_posix()} for path, value in values.items() if "networks" in value
+    ]
