@@ -13,6 +13,7 @@ from nofe.errors import UserError
 from nofe.experiments.claims import Comparison, Judged, judged
 from nofe.experiments.index import Index
 from nofe.experiments.markdown import results_page
+from nofe.experiments.page import table_in_words
 from nofe.experiments.pictures import pictures
 from nofe.experiments.reproduce import keys_of, keys_of_experiment
 from nofe.experiments.results import file_result, read_results
@@ -131,6 +132,22 @@ def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> No
 def test_no_results(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no results"):
         read_results(tmp_path)
+
+
+def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
+    """Accuracy over ten specialties is not top-1 over a hundred classes, and precision of retrieval is neither."""
+    sections = {section.splitlines()[0]: section for section in results_page([quick]).split("\n## ")}
+    for name, measure in {
+        "table-1": "top-1",
+        "figure-3": "accuracy on its 10 specialties",
+        "specialty-sizes": "accuracy on its 10 specialties",
+    }.items():
+        assert f"| | {measure} | each seed |" in sections[TABLES[name].title]
+        assert f"{measure} %, mean and deviation" in table_in_words(TABLES[name], [quick])
+    retrieval = sections[TABLES["retrieval"].title]
+    assert "top-1" not in retrieval
+    assert "| alexnet-c100 | base | not measured | not measured | not measured |" in retrieval
+    assert "at 10" in table_in_words(TABLES["retrieval"], [quick])
 
 
 # Two files for one thing

@@ -9,7 +9,7 @@ from typing import Any
 from nofe.config import from_json, to_json
 from nofe.experiments.claims import judged
 from nofe.experiments.index import Index, Measured
-from nofe.experiments.page import cells, mean_and_deviation
+from nofe.experiments.page import RETRIEVAL_HEAD, cells, mean_and_deviation, retrieval_cells
 from nofe.experiments.pictures import pictures
 from nofe.experiments.tables import HDCNN, RETRIEVAL, TABLE_1, TABLES, Table
 from nofe.report.words import beyond_the_paper
@@ -29,9 +29,11 @@ def results_page(results: Sequence[Result]) -> str:
         "of every epoch, on a device that it may have shared with other runs; `benchmarks/results/` has speed measured "
         "side by side. `nofe reproduce TABLE` trains what is not measured.",
         claims_section(index),
-        *(table_section(table, index, drawn) for table in TABLES.values()),
+        *(
+            retrieval_section(index, drawn) if table == RETRIEVAL else table_section(table, index, drawn)
+            for table in TABLES.values()
+        ),
         specialties_section(index),
-        retrieval_section(index, drawn),
         inference_section(index),
         cost_section(index),
         *others_section(results, index),
@@ -53,7 +55,7 @@ def table_section(table: Table, index: Index, drawn: Mapping[str, bytes]) -> str
     lines = [
         f"## {table.title}",
         "",
-        "| | top-1 | each seed | paper | difference | top-5 | parameters | seconds |",
+        f"| | {table.measure} | each seed | paper | difference | top-5 | parameters | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in table.rows:
@@ -112,26 +114,17 @@ def specialties_section(index: Index) -> str:
 
 def retrieval_section(index: Index, drawn: Mapping[str, bytes]) -> str:
     lines = [
-        "## Retrieval: precision of the nearest test images",
+        f"## {RETRIEVAL.title}",
         "",
-        "Share of the 1, 3 and 10 nearest test images that have the class of the query, over all test images, in per "
-        "cent: by features of the expert of the predicted class, and of the base.",
+        "Precision: the share of the 1, 3 and 10 nearest test images that have the class of the query, over all test "
+        "images, in per cent; by features of the expert of the predicted class, and of the base.",
         "",
-        "| network | features | at 1 | at 3 | at 10 |",
+        "| " + " | ".join(RETRIEVAL_HEAD) + " |",
         "|---|---|---|---|---|",
+        *("| " + " | ".join(line) + " |" for line in retrieval_cells(index)),
+        "",
+        f"`nofe reproduce {RETRIEVAL.name}`.",
     ]
-    found = False
-    for row in RETRIEVAL.rows:
-        precisions = [found["precision"] for found in index.measures(row.experiment, "retrieval").values()]
-        for features in ("experts", "base") if precisions else ():
-            shares = (
-                mean_and_deviation([100 * precision[features][depth] for precision in precisions])
-                for depth in ("1", "3", "10")
-            )
-            lines.append(f"| {row.label} | {features} | " + " | ".join(shares) + " |")
-            found = True
-    if not found:
-        lines[-2:] = ["Not measured yet."]
     for row in RETRIEVAL.rows:
         if (picture := f"retrieval-{row.label}.png") in drawn:
             lines += ["", f"![Queries, three neighbours by experts, three by the base](figures/{picture})"]

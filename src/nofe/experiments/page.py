@@ -7,7 +7,7 @@ from typing import Any
 
 from nofe.experiments.index import Index, Measured
 from nofe.experiments.reproduce import Job, keys_with_results
-from nofe.experiments.tables import Row, Table
+from nofe.experiments.tables import RETRIEVAL, Row, Table
 from nofe.report.text import table as text_table
 
 
@@ -34,12 +34,29 @@ def cells(row: Row, measured: Sequence[Measured]) -> tuple[str, ...]:
     )
 
 
-HEAD = ("", "top-1 %, mean and deviation", "paper", "difference", "top-5 %", "parameters", "seconds")
-
-
 def table_in_words(table: Table, results: Sequence[Mapping[str, Any]]) -> str:
     index = Index(results)
-    return f"{table.title}\n\n" + text_table(HEAD, [cells(row, index.of(row)) for row in table.rows])
+    if table == RETRIEVAL:
+        head = RETRIEVAL_HEAD
+        rows = retrieval_cells(index)
+    else:
+        head = ("", f"{table.measure} %, mean and deviation", "paper", "difference", "top-5 %", "parameters", "seconds")
+        rows = [cells(row, index.of(row)) for row in table.rows]
+    return f"{table.title}\n\n" + text_table(head, rows)
+
+
+RETRIEVAL_HEAD: tuple[str, ...] = ("network", "features", "at 1", "at 3", "at 10")
+
+
+def retrieval_cells(index: Index) -> list[tuple[str, ...]]:
+    """Precision at 1, 3 and 10 by features of the experts and of the base, for each network."""
+    lines = []
+    for row in RETRIEVAL.rows:
+        precisions = [found["precision"] for found in index.measures(row.experiment, "retrieval").values()]
+        for features in ("experts", "base"):
+            figures = ([100 * precision[features][depth] for precision in precisions] for depth in ("1", "3", "10"))
+            lines.append((row.label, features, *(mean_and_deviation(each) for each in figures)))
+    return lines
 
 
 def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]]) -> str:

@@ -29,7 +29,7 @@ class Row:
     label: str
     experiment: Experiment
     network: str = "experts"  # whose accuracy it is
-    paper: float | None = None  # top-1 per cent; None where the paper has no such row
+    paper: float | None = None  # per cent; None where the paper has no such row
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Table:
     name: str
     title: str
     rows: tuple[Row, ...]
+    measure: str = "top-1"  # what its figures are, in per cent
 
     def experiments(self) -> list[Experiment]:
         return list({row.experiment.name: row.experiment for row in self.rows}.values())
@@ -205,6 +206,7 @@ SIZES = Table(
         )
         for strength in LAMBDAS
     ),
+    measure="accuracy on its 10 specialties",
 )
 FIGURE_3 = Table(
     "figure-3",
@@ -219,6 +221,7 @@ FIGURE_3 = Table(
             ("10 pairs of superclasses", _SUPERCLASS_PAIR),
         )
     ),
+    measure="accuracy on its 10 specialties",
 )
 MIRRORING = Table(
     "mirroring",
@@ -251,6 +254,7 @@ RETRIEVAL = Table(
         )
         for name in (ALEXNET, RESNET)
     ),
+    measure="precision",
 )
 HDCNN = Table(
     "hd-cnn",
