@@ -501,7 +501,7 @@ def results(
     found = read_results(folder)
     for name, png in pictures(Index(found)).items():
         write_atomically(page.parent / "figures" / name, png)
-    write_atomically(page, results_page(found).encode())
+    write_atomically(page, results_page(found, benchmarks).encode())
     print(f"wrote {page}")
     if benchmarks.is_dir():
         speed = page.with_name("speed.md")

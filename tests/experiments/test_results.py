@@ -24,20 +24,20 @@ from nofe.runs import Run
 from nofe.training.runtime import make_runtime
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks" / "results"
 
 
 def test_the_committed_page_agrees_with_the_committed_files() -> None:
     found = read_results(ROOT / "results")
-    assert (ROOT / "docs" / "results.md").read_text() == results_page(found)
+    assert (ROOT / "docs" / "results.md").read_text() == results_page(found, BENCHMARKS)
     assert {path.name for path in (ROOT / "docs" / "figures").glob("*.png")} == pictures(Index(found)).keys()
 
 
 def test_the_committed_page_of_speed_agrees_with_the_committed_benchmarks() -> None:
     """Every table is there, and every file is named."""
-    folder = ROOT / "benchmarks" / "results"
     page = (ROOT / "docs" / "speed.md").read_text()
-    assert page == speed_page(folder)
-    for file in folder.glob("*/*.json"):
+    assert page == speed_page(BENCHMARKS)
+    for file in BENCHMARKS.glob("*/*.json"):
         assert f"({Path('..') / file.relative_to(ROOT)})" in page
 
 
@@ -80,7 +80,9 @@ def with_figures(result: dict[str, Any], seed: int, **accuracies: float) -> dict
 
 def test_mean_deviation_and_difference(quick: dict[str, Any]) -> None:
     figures = [(0.37, 0.45), (0.39, 0.47), (0.38, 0.46)]
-    page = results_page([with_figures(quick, seed, base=b, experts=e) for seed, (b, e) in enumerate(figures)])
+    page = results_page(
+        [with_figures(quick, seed, base=b, experts=e) for seed, (b, e) in enumerate(figures)], BENCHMARKS
+    )
     name = "alexnet-quick-c100"
     assert f"| {name}: base, paper's recipe | 38.00 ± 1.00 (n=3) | 37.00, 39.00, 38.00 | 37.94 | +0.06 |" in page
     assert f"| {name}: experts | 46.00 ± 1.00 (n=3) | 45.00, 47.00, 46.00 | 45.58 | +0.42 |" in page
@@ -90,32 +92,69 @@ def test_mean_deviation_and_difference(quick: dict[str, Any]) -> None:
 def test_a_run_of_another_recipe_is_shown_apart(quick: dict[str, Any]) -> None:
     other = with_figures(quick, 0, experts=0.99)
     other["config"]["experts"]["rate"] = 0.5
-    page = results_page([quick, other])
+    page = results_page([quick, other], BENCHMARKS)
     tables, others = page.split("## Other runs")
     assert "99.00" not in tables
     assert "| experts | 99.00 (n=1) | 99.00 |" in others
 
 
 def test_a_claim_is_held_by_figures_alone(quick: dict[str, Any]) -> None:
-    def verdict(base: float, experts: float) -> str:
-        [first, *_] = judged(Index([with_figures(quick, 0, base=base, experts=experts)]))
+    def verdict(base: float, experts: float, seeds: int = 3) -> str:
+        results = [
+            with_figures(quick, seed, base=base + 0.001 * seed, experts=experts - 0.001 * seed) for seed in range(seeds)
+        ]
+        [first, *_] = judged(Index(results))
         assert first.claim == "Experts beat the base"
         return first.verdict
 
     assert verdict(0.3, 0.4) == "held, as far as measured"
     assert verdict(0.4, 0.3) == "not held, as far as measured"
+    assert verdict(0.4, 0.403) == "too close to call, as far as measured"
+    assert verdict(0.3, 0.4, seeds=2) == "too few runs"
     assert {each.verdict for each in judged(Index([]))} == {"not measured"}
 
 
+def test_a_difference_is_one_when_it_is_wider_than_the_noise() -> None:
+    def of(above: tuple[float, ...], below: tuple[float, ...]) -> str:
+        return Comparison("", above, below).outcome
+
+    assert of((56.0, 56.5, 57.0), (55.0, 55.2, 55.4)) == "held"
+    assert of((55.0, 55.2, 55.4), (56.0, 56.5, 57.0)) == "not held"
+    assert of((56.0, 58.0, 54.0), (55.0, 57.0, 53.0)) == "too close to call", "the means differ by less than they vary"
+    assert of((57.0, 57.1), (50.0, 50.1, 50.2)) == "too few runs"
+    assert of((), (1.0, 2.0, 3.0)) == "not measured"
+    assert of((2.0, 2.0, 2.0), (1.0, 1.0, 1.0)) == "held"
+    assert of((1.0, 1.0, 1.0), (1.0, 1.0, 1.0)) == "too close to call", "as good is not better"
+
+
 def test_verdicts() -> None:
-    def of(*pairs: tuple[float | None, float | None]) -> str:
+    low, middle, high = (1.0, 1.1, 1.2), (1.1, 1.15, 1.2), (3.0, 3.1, 3.2)
+
+    def of(*pairs: tuple[tuple[float, ...], tuple[float, ...]]) -> str:
         return Judged("", tuple(Comparison("", above, below) for above, below in pairs)).verdict
 
-    assert of((2.0, 1.0), (3.0, 1.0)) == "held"
-    assert of((2.0, 1.0), (1.0, 3.0)) == "held in part"
-    assert of((1.0, 2.0)) == "not held"
-    assert of((1.0, 1.0)) == "not held", "as good is not better"
-    assert of((2.0, 1.0), (None, 1.0)) == "held, as far as measured"
+    assert of((high, low), (high, middle)) == "held"
+    assert of((high, low), (low, high)) == "held in part"
+    assert of((high, low), (middle, low)) == "held in part"
+    assert of((low, high)) == "not held"
+    assert of((low, high), (middle, low)) == "not held"
+    assert of((middle, low)) == "too close to call"
+    assert of((high, low), ((), low)) == "held, as far as measured"
+    assert of((high, low), (high[:2], low)) == "held, as far as measured"
+    assert of((high[:2], low), ((), low)) == "too few runs"
+
+
+def test_a_table_with_gaps_says_why_and_what_they_cost(quick: dict[str, Any]) -> None:
+    sections = {part.splitlines()[0]: part for part in results_page([quick], BENCHMARKS).split("\n## ")}
+    mirroring = sections[TABLES["mirroring"].title]
+    assert "2 of 2 rows; they wait for GPU time. The cost of what is missing is about " in mirroring
+    every = [
+        quick | {"config": json.loads(json.dumps(to_json(row.experiment.seeded(seed)))), "file": f"{seed}"}
+        for row in TABLES["mirroring"].rows
+        for seed in range(3)
+    ]
+    sections = {part.splitlines()[0]: part for part in results_page(every, BENCHMARKS).split("\n## ")}
+    assert "Not measured" not in sections[TABLES["mirroring"].title]
 
 
 def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> None:
@@ -136,7 +175,7 @@ def test_no_results(tmp_path: Path) -> None:
 
 def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
     """Accuracy over ten specialties is not top-1 over a hundred classes, and precision of retrieval is neither."""
-    sections = {section.splitlines()[0]: section for section in results_page([quick]).split("\n## ")}
+    sections = {section.splitlines()[0]: section for section in results_page([quick], BENCHMARKS).split("\n## ")}
     for name, measure in {
         "table-1": "top-1",
         "figure-3": "accuracy on its 10 specialties",
@@ -165,11 +204,11 @@ def test_of_two_files_for_one_network_the_newer_run_counts_and_the_other_is_name
     row = next(row for row in TABLES["table-3"].rows if row.label == "alexnet-quick-c100: experts")
     for order in ([older, newer], [newer, older]):
         assert [round(each.accuracy, 2) for each in Index(order).of(row)] == [47.0]
-        page = results_page(order)
+        page = results_page(order, BENCHMARKS)
         assert "- `gpu/a.json`, experts: 41.00; counted is 47.00 of `gpu/b.json`" in page
         assert "gpu/a.json`, base" not in page, "the same figures: a copy of one training"
         assert "Other runs" not in page
-    assert "Passed over" not in results_page([newer])
+    assert "Passed over" not in results_page([newer], BENCHMARKS)
 
 
 def test_what_was_measured_on_a_run_is_found_whatever_other_files_there_are(quick: dict[str, Any]) -> None:
@@ -182,6 +221,8 @@ def test_what_was_measured_on_a_run_is_found_whatever_other_files_there_are(quic
     newer = dated(plain, "2027-01-01", "gpu/a.json")
     older = dated(full, "2026-01-01", "gpu/b.json")
     assert Index([newer, older]).measures(row.experiment, "retrieval") == {0: older["retrieval"]}
-    assert "| alexnet-c100 | experts | 50.00 (n=1) | 40.00 (n=1) | 30.00 (n=1) |" in results_page([newer, older])
+    assert "| alexnet-c100 | experts | 50.00 (n=1) | 40.00 (n=1) | 30.00 (n=1) |" in results_page(
+        [newer, older], BENCHMARKS
+    )
     older["config"]["experts"]["rate"] = 0.5
     assert Index([newer, older]).measures(row.experiment, "retrieval") == {}, "of an earlier recipe"

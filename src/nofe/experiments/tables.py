@@ -38,6 +38,7 @@ class Table:
     title: str
     rows: tuple[Row, ...]
     measure: str = "top-1"  # what its figures are, in per cent
+    reason: str = "they wait for GPU time"  # why rows are not measured, where some are not
 
     def experiments(self) -> list[Experiment]:
         return list({row.experiment.name: row.experiment for row in self.rows}.values())
@@ -322,6 +323,7 @@ IMAGENET = Table(
             network="generalist",
         ),
     ),
+    reason="its images are not at hand",
 )
 
 # Networks of today. TrivialAugment is what its authors train a WRN-28-10 by (84.3 after 200 epochs).
