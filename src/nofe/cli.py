@@ -447,17 +447,23 @@ def reproduce(
     data_root: Annotated[Path, typer.Option(help="Where CIFAR-100 lies, or is downloaded to.")] = Path("data"),
     work: Annotated[Path, typer.Option(help="Folders of the runs.")] = Path("runs/reproduce"),
     folder: Annotated[Path, typer.Option(help="One JSON file for each finished run, by device.")] = Path("results"),
+    dataset: Annotated[
+        str | None, typer.Option(help="ImageNet: folder:PATH or shards:PATH; by default folder:DATA_ROOT/imagenet.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
     device: Device = "auto",
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
 ) -> None:
-    """Train what is missing of the paper's tables on CIFAR-100, and print them beside the paper's."""
+    """Train what is missing of the paper's tables, and print them beside the paper's."""
+    from dataclasses import replace
+
+    from nofe.data import is_listed
     from nofe.errors import RunError, UserError
     from nofe.experiments import page
     from nofe.experiments.reproduce import Workshop, missing
     from nofe.experiments.reproduce import reproduce as run_all
     from nofe.experiments.results import results_in
-    from nofe.experiments.tables import experiments_of, tables_named
+    from nofe.experiments.tables import experiments_of, on_data, tables_named
 
     chosen = tables_named(tables or ["all"])
     if list_:
@@ -468,7 +474,13 @@ def reproduce(
     experiments = [each for each in experiments_of(chosen) if only is None or only in each.name]
     if not experiments:
         raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")
-    jobs = missing(experiments, seeds, results_in(folder))
+    imagenet = dataset or f"folder:{data_root / 'imagenet'}"
+    if not is_listed(imagenet):
+        raise UserError(f"--dataset {imagenet}: says where ImageNet lies; write folder:PATH or shards:PATH")
+    jobs = [
+        replace(job, experiment=on_data(job.experiment, imagenet))
+        for job in missing(experiments, seeds, results_in(folder))
+    ]
     print(f"{len(jobs)} runs are missing")
     workshop = Workshop(work, folder, data_root, device, compile_)
     unfinished = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else []

@@ -106,3 +106,16 @@ def test_steps_are_read_from_tables_of_the_benchmark(tmp_path: Path) -> None:
     (tmp_path / "nvidia-x" / "t.json").write_text(json.dumps(table))
     [step] = steps_in(tmp_path)
     assert (step.milliseconds_of_base, step.milliseconds_of_experts) == (6.0, 7.0)
+
+
+def test_the_guide_s_estimate_for_imagenet_is_that_of_the_measured_step() -> None:
+    root = Path(__file__).parents[2]
+    file = root / "benchmarks" / "results" / "nvidia-h200" / "steps-by-network.json"
+    [step] = [each for each in json.loads(file.read_text())["steps"] if each["architecture"] == "alexnet-caffe"]
+    config = next(row for row in TABLES["imagenet"].rows if row.label == "fully-balanced, K=10").experiment.config
+    assert (step["experts"], step["batch"], step["precision"]) == (10, config.experts.batch, config.precision)
+    epoch = 1_281_167 / step["batch"] * step["milliseconds"] / 1000  # training images of ILSVRC 2012
+    guide = " ".join((root / "docs" / "guide.md").read_text().split())
+    assert f"{step['milliseconds']:.1f} ms for ten experts and 256 images" in guide
+    assert f"make {epoch:.0f} seconds an epoch and {epoch * config.experts.epochs / 3600:.1f} hours" in guide
+    assert f"{round(step['images_per_second'], -2):,.0f} images/s" in guide

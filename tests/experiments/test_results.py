@@ -17,7 +17,7 @@ from nofe.experiments.page import table_in_words
 from nofe.experiments.pictures import pictures
 from nofe.experiments.reproduce import keys_of, keys_of_experiment
 from nofe.experiments.results import file_result, read_results
-from nofe.experiments.tables import TABLES
+from nofe.experiments.tables import TABLES, Row
 from nofe.pipeline import train
 from nofe.report.speed import speed_page
 from nofe.runs import Run
@@ -187,6 +187,28 @@ def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
     assert "top-1" not in retrieval
     assert "| alexnet-c100 | base | not measured | not measured | not measured |" in retrieval
     assert "at 10" in table_in_words(TABLES["retrieval"], [quick])
+
+
+def on_imagenet(quick: dict[str, Any], row: Row, **more: Any) -> dict[str, Any]:
+    config = json.loads(json.dumps(to_json(row.experiment.config)))
+    networks = {row.network: {"accuracy": 0.5, "parameters": 1, "seconds": 1.0}}
+    return quick | {"experiment": row.experiment.name, "config": config, "networks": networks, "file": "f"} | more
+
+
+def test_imagenet_is_judged_by_ten_crops_as_the_paper_does(quick: dict[str, Any]) -> None:
+    row = next(row for row in TABLES["imagenet"].rows if row.label == "fully-balanced, K=10")
+    crops = {"experts": {"top_1": 0.6, "top_5": 0.8}}
+    page = results_page([on_imagenet(quick, row, ten_crops=crops)], BENCHMARKS)
+    assert "| | top-1 by ten crops | each seed | paper |" in page
+    assert "| fully-balanced, K=10 | 60.00 (n=1) | 60.00 | 61.29 | -1.29 | 80.00 | 1 |" in page
+    assert Index([on_imagenet(quick, row)]).of(row) == [], "one crop is another measure"
+
+
+def test_generalists_are_drawn_for_imagenet_too(quick: dict[str, Any]) -> None:
+    row = TABLES["imagenet-figure-3"].rows[2]
+    made = on_imagenet(quick, row, test_accuracy_by_epoch={"generalist": [0.1, 0.2]})
+    assert pictures(Index([made])).keys() == {"imagenet-figure-3.png"}
+    assert "(figures/imagenet-figure-3.png)" in results_page([made], BENCHMARKS)
 
 
 # Two files for one thing

@@ -3,7 +3,7 @@
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nofe.experiments.reproduce import keys_of, keys_of_experiment
@@ -57,7 +57,11 @@ class Index:
     def of(self, row: Row) -> list[Measured]:
         """Every seed of a row that was measured."""
         keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in range(MOST_SEEDS))
-        return [self._by_key[key][0] for key in keys if key in self._by_key]
+        found = [self._by_key[key][0] for key in keys if key in self._by_key]
+        if row.crops == 1:
+            return found
+        by_crops = self.measures(row.experiment, "ten_crops")
+        return [_by_ten_crops(each, by_crops[each.seed][row.network]) for each in found if each.seed in by_crops]
 
     def measures(self, experiment: Experiment, measure: str) -> dict[int, Any]:
         """What was measured beside accuracy on the runs of an experiment, by seed."""
@@ -107,6 +111,10 @@ def _age(result: Mapping[str, Any]) -> tuple[str, str]:
 
 def _file(result: Mapping[str, Any]) -> str:
     return str(result.get("file", ""))
+
+
+def _by_ten_crops(measured: Measured, figures: Mapping[str, float]) -> Measured:
+    return replace(measured, accuracy=100 * figures["top_1"], top_5=100 * figures["top_5"])
 
 
 def _measured(result: Mapping[str, Any], stage: str, figures: Mapping[str, Any]) -> Measured:
