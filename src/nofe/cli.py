@@ -460,17 +460,19 @@ def reproduce(
     from nofe.data import is_listed
     from nofe.errors import RunError, UserError
     from nofe.experiments import page
+    from nofe.experiments.costs import growth_in
     from nofe.experiments.reproduce import Workshop, missing
     from nofe.experiments.reproduce import reproduce as run_all
     from nofe.experiments.results import results_in
-    from nofe.experiments.tables import experiments_of, on_data, tables_named
+    from nofe.experiments.tables import TABLES, experiments_of, on_data, tables_named
 
-    chosen = tables_named(tables or ["all"])
     if list_:
-        print(page.overview(chosen, seeds, results_in(folder)))
+        listed = tables_named(tables) if tables else list(TABLES.values())
+        print(page.overview(listed, seeds, results_in(folder), growth_in(Path("benchmarks/results"))))
         return
     if not tables:
         raise UserError("reproduce: no table is named; see nofe reproduce --list, or name all")
+    chosen = tables_named(tables)
     experiments = [each for each in experiments_of(chosen) if only is None or only in each.name]
     if not experiments:
         raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")

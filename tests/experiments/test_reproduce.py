@@ -1,6 +1,7 @@
 """What is missing is trained, once, and filed."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,15 +229,43 @@ def test_a_row_finds_its_seeds_whatever_the_file(shades: Path) -> None:
     assert cells(other, [])[1] == "not measured"
 
 
-def test_the_list_counts_runs_and_minutes(shades: Path) -> None:
-    one = experiment(shades, "one")
-    table = Table("t", "a title", (Row("one", one),))
-    assert "0/3  missing" in overview([table], 3, [])
+def test_the_list_counts_runs_and_minutes() -> None:
+    one = next(row.experiment for row in TABLES["table-1"].rows if row.label == "fully-balanced, K=10")
+    other = Experiment("other", with_settings(one.config, ["experts.epochs=150"]))
+    table = Table("t", "a title", (Row("first", one), Row("second", other)))
+
+    def states(results: list[dict[str, Any]]) -> list[list[str]]:
+        lines = overview([table], 3, results, {}).splitlines()[2:5]
+        return [re.split(r"  +", line.strip()) for line in lines]
+
+    assert [line[:3] for line in states([])] == [
+        ["t", "0/6", "missing"],
+        ["first", "0/3", "missing"],
+        ["second", "0/3", "missing"],
+    ]
+    assert states([])[0][4] == "a title"
+    whole, first, second = (float(line[3]) for line in states([]))
+    assert max(first, second) < whole < first + second, "the generalist is paid for once"
     some = [result(one.seeded(0), 0.5)]
-    assert "1/3  in part" in overview([table], 3, some)
+    assert [line[1:3] for line in states(some)] == [["1/6", "in part"], ["1/3", "in part"], ["0/3", "missing"]]
     every = [result(one.seeded(seed), 0.5) for seed in range(3)]
-    assert "3/3   done" in overview([table], 3, every)
-    assert "one" in table_in_words(table, every)
+    assert states(every)[1] == ["first", "3/3", "done"]
+    assert "one" in table_in_words(Table("t", "", (Row("one", one),)), every)
+
+
+def test_the_list_has_every_table_every_row_and_totals() -> None:
+    lines = overview(list(TABLES.values()), 3, results_in(ROOT / "results"), {}).splitlines()
+    for table in TABLES.values():
+        [place] = [number for number, line in enumerate(lines) if line.split()[:1] == [table.name]]
+        for row, line in zip(table.rows, lines[place + 1 :], strict=False):
+            assert line.startswith(f"    {row.label} ")
+    [paper] = [line for line in lines if line.startswith("total, the paper on CIFAR-100")]
+    [every] = [line for line in lines if line.startswith("total, everything")]
+    of_tables = (overview([table], 3, results_in(ROOT / "results"), {}) for table in tables_named(["all"]))
+    minutes = [re.split(r"  +", text.splitlines()[2])[3] for text in of_tables]
+    alone = sum(float(figure) for figure in minutes if figure[0].isdigit())
+    assert 0 < float(paper.split()[-1]) < alone, "tables have stages in common"
+    assert "more than" in every, "nobody has measured ImageNet's steps"
 
 
 # The tables themselves

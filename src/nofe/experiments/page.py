@@ -1,13 +1,13 @@
 """Tables of measured results beside the paper's: in the terminal, and as Markdown."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nofe.experiments.costs import Growth, left_of
 from nofe.experiments.index import Index, Measured
 from nofe.experiments.reproduce import Job, keys_with_results
-from nofe.experiments.tables import RETRIEVAL, Row, Table
+from nofe.experiments.tables import RETRIEVAL, TABLES, Experiment, Row, Table, experiments_of, tables_named
 from nofe.report.text import table as text_table
 
 
@@ -59,21 +59,35 @@ def retrieval_cells(index: Index) -> list[tuple[str, ...]]:
     return lines
 
 
-def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]]) -> str:
-    """Every table: how many of its runs are done, and an estimate of what the missing ones cost alone on an H200."""
-    there = keys_with_results(results)
-    lines = []
+def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth) -> str:
+    """Every table with its rows: how many of its runs are done, and an estimate of what the missing ones cost.
+
+    Rows have stages in common: each has the price that it has by itself, a table and the total pay for a stage once.
+    """
+    lines: list[tuple[str, ...]] = []
+    titles: dict[int, str] = {}  # by line: too long for a column
     for table in tables:
-        jobs = [Job(experiment, seed) for experiment in table.experiments() for seed in range(seeds)]
-        done = sum(job.done(there, results) for job in jobs)
-        left: set[str] = set()
-        seconds = 0.0
-        for job in jobs:  # a stage that several runs share is paid for once; one of a finished run, once more
-            if not job.done(there, results):
-                seconds += job.seconds(left)
-                left |= job.keys()
-        state = "done" if done == len(jobs) else "missing" if done == 0 else "in part"
-        cost = "" if done == len(jobs) else f"{seconds / 60:.1f}" if math.isfinite(seconds) else "not known"
-        lines.append((table.name, table.title, f"{len(table.rows)}", f"{done}/{len(jobs)}", state, cost))
-    head = ("name", "what", "rows", "runs done", "state", "GPU minutes missing")
-    return text_table(head, lines)
+        titles[len(lines)] = table.title
+        lines.append((table.name, *_state(table.experiments(), seeds, results, growth)))
+        lines += [(f"    {row.label}", *_state([row.experiment], seeds, results, growth)) for row in table.rows]
+    for title, counted in (("the paper on CIFAR-100", tables_named(["all"])), ("everything", list(TABLES.values()))):
+        if len(tables) > 1 and all(table in tables for table in counted):
+            lines.append((f"total, {title}", *_state(experiments_of(counted), seeds, results, growth)))
+    head = ("", "runs done", "state", "GPU minutes missing")
+    names, rule, *listed = text_table(head, lines).splitlines()
+    listed = [f"{line}  {titles[place]}" if place in titles else line for place, line in enumerate(listed)]
+    notes = "Minutes are estimates for an H200 with each run alone on it; side by side they are fewer."
+    return "\n".join([names, rule, *listed, "", notes])
+
+
+def _state(
+    experiments: Sequence[Experiment], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth
+) -> tuple[str, str, str]:
+    """Runs that are done, of how many; a word for it; minutes that are missing."""
+    there = keys_with_results(results)
+    jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
+    done = sum(job.done(there, results) for job in jobs)
+    if done == len(jobs):
+        return f"{done}/{len(jobs)}", "done", ""
+    state = "in part" if done else "missing"
+    return f"{done}/{len(jobs)}", state, str(left_of(experiments, seeds, results, growth))
