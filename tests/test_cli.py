@@ -631,3 +631,18 @@ def test_reproduce_finds_imagenet_where_it_is_said_to_lie(tmp_path: Path, monkey
     assert names("mirroring", "--dataset", "shards:photos") == {"cifar100"}
     message = refusal("reproduce", "imagenet", "--dataset", "cifar100", "--folder", tmp_path)
     assert message == "--dataset cifar100: says where ImageNet lies; write folder:PATH or shards:PATH"
+
+
+def test_results_writes_the_page_and_the_table_of_the_readme_above_it(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    readme = tmp_path / "README.md"
+    readme.write_text("Before\n<!-- made by nofe results -->\nold\n<!-- end -->\nAfter\n")
+    page = tmp_path / "docs" / "results.md"
+    answer = command("results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path)
+    assert answer.code == 0, answer
+    text = readme.read_text()
+    assert text.startswith("Before\n<!-- made by nofe results -->\n\n| network | base | experts |")
+    assert text.endswith("|\n\n<!-- end -->\nAfter\n")
+    readme.write_text("no marks\n")
+    command("results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path)
+    assert readme.read_text() == "no marks\n"

@@ -502,10 +502,11 @@ def results(
         Path, typer.Option(help="What nofe bench wrote; speed.md beside the page is made of it.")
     ] = Path("benchmarks/results"),
 ) -> None:
-    """File the figures of finished runs, and write the pages of results and of speed anew."""
+    """File the figures of finished runs, and write the pages of results and of speed, and README's table, anew."""
     from nofe.experiments.index import Index
     from nofe.experiments.markdown import results_page
     from nofe.experiments.pictures import pictures
+    from nofe.experiments.readme import comparison_table, with_table
     from nofe.experiments.results import file_result, read_results
     from nofe.report.speed import speed_page
     from nofe.runs import Run, write_atomically
@@ -517,6 +518,10 @@ def results(
         write_atomically(page.parent / "figures" / name, png)
     write_atomically(page, results_page(found, benchmarks).encode())
     print(f"wrote {page}")
+    readme = page.parent.parent / "README.md"  # above docs/; one without the marks of the table is left alone
+    if readme.exists() and (text := readme.read_text()) != (made := with_table(text, comparison_table(Index(found)))):
+        write_atomically(readme, made.encode())
+        print(f"wrote the table of {readme}")
     if benchmarks.is_dir():
         speed = page.with_name("speed.md")
         write_atomically(speed, speed_page(benchmarks).encode())

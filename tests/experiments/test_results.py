@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from nofe.experiments.index import Index
 from nofe.experiments.markdown import results_page
 from nofe.experiments.page import table_in_words
 from nofe.experiments.pictures import pictures
+from nofe.experiments.readme import BEGIN, END, comparison_table, with_table
 from nofe.experiments.reproduce import keys_of, keys_of_experiment
 from nofe.experiments.results import file_result, read_results
-from nofe.experiments.tables import TABLES, Row
+from nofe.experiments.tables import TABLES, Row, base_of_same_recipe
 from nofe.pipeline import train
 from nofe.report.digest import digest_in
 from nofe.report.speed import speed_page
@@ -41,6 +43,28 @@ def test_the_committed_pictures_show_what_the_committed_files_say() -> None:
     for name, png in drawn.items():
         same = digest_in(committed[name]) == digest_in(png) is not None
         assert committed[name] == png or same, f"{name}: made of other results; run nofe results"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_files() -> None:
+    found = read_results(ROOT / "results")
+    readme = (ROOT / "README.md").read_text()
+    table = comparison_table(Index(found))
+    assert f"{BEGIN}\n\n{table}\n\n{END}" in readme, "run nofe results"
+    assert with_table(readme, table) == readme
+    assert with_table(readme, "other") != readme
+    [demo] = [result for result in found if result["data"]["name"] == "glyphs"]
+    shown = re.findall(r"(base|generalist|network of experts)\b.* (\d+\.\d+%) +([\d,]+) ", readme)
+    assert [(share, parameters) for _, share, parameters in shown] == [
+        (f"{each['accuracy']:.2%}", f"{each['parameters']:,}") for each in demo["networks"].values()
+    ]
+
+
+def test_the_readme_compares_with_the_base_by_the_same_recipe(quick: dict[str, Any]) -> None:
+    table = comparison_table(Index([with_figures(quick, seed, base=0.40, experts=0.45) for seed in range(3)]))
+    line = "| AlexNet-Quick-C100 | 40.00 ± 0.00 (n=3) | 45.00 ± 0.00 (n=3) | +5.00 | 37.94 | 45.58 |"
+    assert line in table
+    assert "| NIN-C100 | not measured | not measured |  | 65.41 | 67.96 |" in table
+    assert base_of_same_recipe("nin-c100").network == "base"
 
 
 def test_a_picture_of_other_figures_has_another_digest(quick: dict[str, Any]) -> None:

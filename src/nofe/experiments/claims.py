@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from nofe.experiments.index import Index
-from nofe.experiments.tables import ALEXNET, KS, PAPER_TABLE_3, RESNET, TABLES
+from nofe.experiments.tables import ALEXNET, KS, PAPER_TABLE_3, RESNET, base_of_same_recipe, row_of
 
 SPECTRAL = "spectral clustering of the base's confusion"
 FEWEST_RUNS = 3  # of each side; fewer say nothing about their spread
@@ -80,8 +80,7 @@ class Judged:
 
 def judged(index: Index) -> list[Judged]:
     def figure(table: str, label: str) -> Figures:
-        row = next(row for row in TABLES[table].rows if row.label == label)
-        return [each.accuracy for each in index.of(row)]
+        return [each.accuracy for each in index.of(row_of(table, label))]
 
     return [
         Judged("Experts beat the base", tuple(_experts_and_base(figure))),
@@ -128,14 +127,14 @@ def _learned_beside(figure: Figure, others: dict[str, str]) -> tuple[Comparison,
 
 def _experts_and_base(figure: Figure) -> list[Comparison]:
     """Against the base by the same recipe: the paper's own, where it is the experts' too."""
-    labels = {row.label for row in TABLES["table-3"].rows}
-    comparisons = []
-    for name in PAPER_TABLE_3:
-        same = f"{name}: base, experts' recipe"
-        base = same if same in labels else f"{name}: base, paper's recipe"
-        experts = figure("table-3", f"{name}: experts")
-        comparisons.append(Comparison(f"{name}, experts and base by the same recipe", experts, figure("table-3", base)))
-    return comparisons
+    return [
+        Comparison(
+            f"{name}, experts and base by the same recipe",
+            figure("table-3", f"{name}: experts"),
+            figure("table-3", base_of_same_recipe(name).label),
+        )
+        for name in PAPER_TABLE_3
+    ]
 
 
 def _sizes(figure: Figure) -> list[Comparison]:

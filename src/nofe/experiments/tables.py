@@ -428,6 +428,17 @@ def experiments_of(tables: list[Table]) -> list[Experiment]:
     return list({each.name: each for table in tables for each in table.experiments()}.values())
 
 
+def row_of(table: str, label: str) -> Row:
+    return next(row for row in TABLES[table].rows if row.label == label)
+
+
+def base_of_same_recipe(architecture: str) -> Row:
+    """The row of Table 3 with the base by the experts' recipe: the paper's own, where they are the same."""
+    labels = (f"{architecture}: base, experts' recipe", f"{architecture}: base, paper's recipe")
+    rows = {row.label: row for row in TABLE_3.rows}
+    return next(rows[label] for label in labels if label in rows)
+
+
 @functools.cache
 def experiments_by_name() -> dict[str, Experiment]:
     return {each.name: each for each in experiments_of(list(TABLES.values()))}
