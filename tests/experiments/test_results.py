@@ -144,6 +144,8 @@ def test_a_run_of_another_recipe_is_shown_apart(quick: dict[str, Any]) -> None:
     tables, others = page.split("## Other runs")
     assert "99.00" not in tables
     assert "| experts | 99.00 (n=1) | 99.00 |" in others
+    assert "| generalist, on its specialties | " in others
+    assert "top-1" not in others
 
 
 def test_a_claim_is_held_by_figures_alone(quick: dict[str, Any]) -> None:

@@ -1,21 +1,19 @@
 """docs/results.md: made from the result files, and for its costs from the benchmarks, alone."""
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nofe.config import from_json, to_json
 from nofe.experiments.claims import FEWEST_RUNS, LEVEL, judged
 from nofe.experiments.costs import Growth, Step, cost_of, growth_in, left_of, steps_in
 from nofe.experiments.index import Index, Measured
+from nofe.experiments.other_runs import others_section
 from nofe.experiments.page import RETRIEVAL_HEAD, cells, mean_and_deviation, retrieval_cells
 from nofe.experiments.pictures import pictures
 from nofe.experiments.reproduce import Job, keys_with_results
 from nofe.experiments.tables import HDCNN, RETRIEVAL, TABLE_1, TABLES, Table
-from nofe.report.words import beyond_the_paper
 
 Result = Mapping[str, Any]
 CIFAR_IMAGES = 50_000  # to train on
@@ -216,20 +214,6 @@ def cost_section(steps: Sequence[Step]) -> str:
     return "\n".join([*head, *lines])
 
 
-def others_section(results: Sequence[Result], index: Index) -> list[str]:
-    """Runs of which no table has a network."""
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        if not index.in_tables(result):
-            # Read and written again: a result from before a field was added is alike one with its default.
-            config = to_json(from_json(result["config"]))
-            config |= {"seed": None, "device": result["environment"]["device"]}
-            groups[json.dumps(config, sort_keys=True)].append(result)
-    if not groups:
-        return []
-    return ["## Other runs", *(_run_section(group) for group in sorted(groups.values(), key=_title))]
-
-
 def passed_over_section(index: Index) -> str:
     lines = [
         f"- `{each.file}`, {each.stage}: {each.accuracy:.2f}; counted is {each.newer_accuracy:.2f} of `{each.newer}`"
@@ -237,67 +221,3 @@ def passed_over_section(index: Index) -> str:
     ]
     head = "Where two files have the same network by the same recipe and seed, the one of the newer run counts."
     return "\n".join(["## Passed over", "", head, "", *lines]) if lines else ""
-
-
-def _title(group: Sequence[Result]) -> str:
-    config = group[0]["config"]
-    rule = config["specialties"]
-    return f"{config['data']['name']}: {config['architecture']}, K={rule['count']}, {rule['rule']}"
-
-
-def _run_section(group: Sequence[Result]) -> str:
-    group = sorted(group, key=lambda result: int(result["config"]["seed"]))
-    first = group[0]
-    config, environment = first["config"], first["environment"]
-    rows = []
-    for network in first["networks"]:
-        figures = [100 * result["networks"][network]["accuracy"] for result in group]
-        seconds = statistics.mean(result["networks"][network]["seconds"] for result in group)
-        rows.append(
-            f"| {network} | {mean_and_deviation(figures)} | {', '.join(f'{figure:.2f}' for figure in figures)} "
-            f"| {first['networks'][network]['parameters']:,} | {seconds:.0f} |"
-        )
-    lines = [
-        f"### {_title(group)}",
-        "",
-        "| network | top-1 | each seed | parameters | seconds |",
-        "|---|---|---|---|---|",
-        *rows,
-        "",
-        *_gain(group),
-        *_groups(group),
-        f"Seeds {', '.join(str(result['config']['seed']) for result in group)}; {environment['device']}, "
-        f"{environment['precision']}, torch {environment['versions']['torch']}, {environment['date'][:10]}, "
-        f"commit {environment['commit']}. Experts: {_recipe(config['experts'])}. "
-        f"Generalist: {_recipe(config['generalist'])}.",
-        *(f"\n{note}" for note in sorted({result["note"] for result in group if "note" in result})),
-    ]
-    return "\n".join(lines)
-
-
-def _gain(group: Sequence[Result]) -> list[str]:
-    if not {"base", "experts"} <= group[0]["networks"].keys():
-        return []
-    gains = [100 * (r["networks"]["experts"]["accuracy"] - r["networks"]["base"]["accuracy"]) for r in group]
-    return [f"Experts above the base by the same recipe: {mean_and_deviation(gains)}.", ""]
-
-
-def _groups(group: Sequence[Result]) -> list[str]:
-    lines = []
-    for name, first in group[0].get("groups", {}).items():
-        together = mean_and_deviation([100 * result["groups"][name]["together"] for result in group])
-        lines += [
-            f"Pairs of classes of one {name} that share an expert: {together} per cent; "
-            f"by chance {100 * first['by_chance']:.2f}.",
-            "",
-        ]
-    return lines
-
-
-def _recipe(recipe: Mapping[str, Any]) -> str:
-    drops = ", ".join(str(round(drop * recipe["epochs"])) for drop in recipe["drops"])
-    words = f"{recipe['epochs']} epochs at {recipe['rate']:g}"
-    words += f", a tenth after {drops}" if drops else ""
-    words += f", batch {recipe['batch']}, weight decay {recipe['weight_decay']:g}"
-    words += ", on batch norm too" if recipe.get("decay_norms") else ""
-    return ", ".join([words, *beyond_the_paper(recipe)])
