@@ -633,3 +633,35 @@ def test_training_in_a_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert result.keys() >= {"networks", "specialties"}
+
+
+def test_reproduce_finds_imagenet_where_it_is_said_to_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("nofe.experiments.reproduce.reproduce", lambda jobs, *_, **__: given.extend(jobs) or [])
+
+    def names(*arguments: str | Path) -> set[str]:
+        given.clear()
+        answer = command("reproduce", *arguments, "--folder", tmp_path, "--seeds", "1")
+        assert answer.code == 0, answer
+        return {job.config.data.name for job in given}
+
+    assert names("imagenet", "--dataset", "shards:photos") == {"shards:photos"}
+    assert names("imagenet-figure-3", "--data-root", "/data") == {"folder:/data/imagenet"}
+    assert names("mirroring", "--dataset", "shards:photos") == {"cifar100"}
+    message = refusal("reproduce", "imagenet", "--dataset", "cifar100", "--folder", tmp_path)
+    assert message == "--dataset cifar100: says where ImageNet lies; write folder:PATH or shards:PATH"
+
+
+def test_results_writes_the_page_and_the_table_of_the_readme_above_it(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    readme = tmp_path / "README.md"
+    readme.write_text("Before\n<!-- made by nofe results -->\nold\n<!-- end -->\nAfter\n")
+    page = tmp_path / "docs" / "results.md"
+    answer = command("results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path)
+    assert answer.code == 0, answer
+    text = readme.read_text()
+    assert text.startswith("Before\n<!-- made by nofe results -->\n\n| network | base | experts |")
+    assert text.endswith("|\n\n<!-- end -->\nAfter\n")
+    readme.write_text("no marks\n")
+    command("results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path)
+    assert readme.read_text() == "no marks\n"

@@ -506,28 +506,42 @@ def reproduce(
     data_root: Annotated[Path, typer.Option(help="Where CIFAR-100 lies, or is downloaded to.")] = Path("data"),
     work: Annotated[Path, typer.Option(help="Folders of the runs.")] = Path("runs/reproduce"),
     folder: Annotated[Path, typer.Option(help="One JSON file for each finished run, by device.")] = Path("results"),
+    dataset: Annotated[
+        str | None, typer.Option(help="ImageNet: folder:PATH or shards:PATH; by default folder:DATA_ROOT/imagenet.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
     device: Device = "auto",
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
 ) -> None:
-    """Train what is missing of the paper's tables on CIFAR-100, and print them beside the paper's."""
+    """Train what is missing of the paper's tables, and print them beside the paper's."""
+    from dataclasses import replace
+
+    from nofe.data import is_listed
     from nofe.errors import RunError, UserError
     from nofe.experiments import page
+    from nofe.experiments.costs import growth_in
     from nofe.experiments.reproduce import Workshop, missing
     from nofe.experiments.reproduce import reproduce as run_all
     from nofe.experiments.results import results_in
-    from nofe.experiments.tables import experiments_of, tables_named
+    from nofe.experiments.tables import TABLES, experiments_of, on_data, tables_named
 
-    chosen = tables_named(tables or ["all"])
     if list_:
-        print(page.overview(chosen, seeds, results_in(folder)))
+        listed = tables_named(tables) if tables else list(TABLES.values())
+        print(page.overview(listed, seeds, results_in(folder), growth_in(Path("benchmarks/results"))))
         return
     if not tables:
         raise UserError("reproduce: no table is named; see nofe reproduce --list, or name all")
+    chosen = tables_named(tables)
     experiments = [each for each in experiments_of(chosen) if only is None or only in each.name]
     if not experiments:
         raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")
-    jobs = missing(experiments, seeds, results_in(folder))
+    imagenet = dataset or f"folder:{data_root / 'imagenet'}"
+    if not is_listed(imagenet):
+        raise UserError(f"--dataset {imagenet}: says where ImageNet lies; write folder:PATH or shards:PATH")
+    jobs = [
+        replace(job, experiment=on_data(job.experiment, imagenet))
+        for job in missing(experiments, seeds, results_in(folder))
+    ]
     print(f"{len(jobs)} runs are missing")
     workshop = Workshop(work, folder, data_root, device, compile_)
     outcome = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else None
@@ -547,10 +561,11 @@ def results(
         Path, typer.Option(help="What nofe bench wrote; speed.md beside the page is made of it.")
     ] = Path("benchmarks/results"),
 ) -> None:
-    """File the figures of finished runs, and write the pages of results and of speed anew."""
+    """File the figures of finished runs, and write the pages of results and of speed, and README's table, anew."""
+    from nofe.experiments.index import Index
     from nofe.experiments.markdown import results_page
-    from nofe.experiments.page import Index
     from nofe.experiments.pictures import pictures
+    from nofe.experiments.readme import comparison_table, with_table
     from nofe.experiments.results import file_result, read_results
     from nofe.report.speed import speed_page
     from nofe.runs import Run, write_atomically
@@ -560,8 +575,12 @@ def results(
     found = read_results(folder)
     for name, png in pictures(Index(found)).items():
         write_atomically(page.parent / "figures" / name, png)
-    write_atomically(page, results_page(found).encode())
+    write_atomically(page, results_page(found, benchmarks).encode())
     print(f"wrote {page}")
+    readme = page.parent.parent / "README.md"  # above docs/; one without the marks of the table is left alone
+    if readme.exists() and (text := readme.read_text()) != (made := with_table(text, comparison_table(Index(found)))):
+        write_atomically(readme, made.encode())
+        print(f"wrote the table of {readme}")
     if benchmarks.is_dir():
         speed = page.with_name("speed.md")
         write_atomically(speed, speed_page(benchmarks).encode())

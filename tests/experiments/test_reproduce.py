@@ -1,6 +1,7 @@
 """What is missing is trained, once, and filed."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,21 @@ from PIL import Image
 from nofe.config import to_json, with_settings
 from nofe.errors import UserError
 from nofe.experiments import measures
-from nofe.experiments.page import Index, cells, overview, table_in_words
+from nofe.experiments.index import Index
+from nofe.experiments.page import cells, overview, table_in_words
 from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job
 from nofe.experiments.results import results_in
-from nofe.experiments.tables import KS, PAPER_TABLE_3, TABLES, Experiment, Row, Table, experiments_of, tables_named
+from nofe.experiments.tables import (
+    KS,
+    PAPER_TABLE_3,
+    TABLES,
+    Experiment,
+    Row,
+    Table,
+    experiments_of,
+    on_data,
+    tables_named,
+)
 from nofe.pipeline import train
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
@@ -118,21 +130,18 @@ def test_what_is_measured_on_a_run_is_filed_with_it(
     assert [job.name for job in missing([both], 1, [plain])] == ["both-seed0"], "trained, but not all is measured"
 
 
-def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(
-    tmp_path: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Real ids, larger pictures of other shapes, ten crops: all but the millions of images."""
+def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(tmp_path: Path, workshop: Workshop) -> None:
+    """Real ids, larger pictures of other shapes, ten crops: all but the millions of images. Wherever they lie."""
     names = sorted(hypernyms())[4000:4004]
     rng = np.random.default_rng(0)
     for part, count in (("train", 2), ("val", 1)):
         for name in names:
-            folder = tmp_path / "imagenet" / part / name
+            folder = tmp_path / "photos" / part / name
             folder.mkdir(parents=True)
             for number in range(count):
                 pixels = rng.integers(0, 256, (270, 300, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{name}_{number}.JPEG")
-    monkeypatch.chdir(tmp_path)
-    rows = {row.label: row.experiment for row in TABLES["imagenet"].rows}
+    rows = {row.label: row.experiment for name in ("imagenet", "imagenet-figure-3") for row in TABLES[name].rows}
     short = [
         "generalist.epochs=1",
         "generalist.batch=8",
@@ -140,10 +149,13 @@ def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(
         "base.paper.batch=8",
         "specialties.count=3",
     ]
-    wordnet = rows["WordNet, K=10, the generalist"]
-    base = rows["base"]
+    wordnet, base = (
+        replace(each, config=with_settings(each.config, short)) for each in (rows["WordNet"], rows["base"])
+    )
     for each in (base, wordnet):
-        run_job(Job(replace(each, config=with_settings(each.config, short)), 0), workshop)
+        run_job(Job(on_data(each, f"folder:{tmp_path / 'photos'}"), 0), workshop)
+    assert missing([base, wordnet], 1, results_in(workshop.results)) == [], "a result does not depend on the place"
+    assert not any(str(tmp_path) in path.read_text() for path in workshop.results.glob("*/*.json"))
     found = {result["experiment"]: result for result in results_in(workshop.results)}
     assert found[base.name]["ten_crops"]["base-paper"]["top_5"] >= found[base.name]["ten_crops"]["base-paper"]["top_1"]
     assert found[wordnet.name]["specialties"]["specialty_count"] == 3
@@ -203,15 +215,43 @@ def test_a_row_finds_its_seeds_whatever_the_file(shades: Path) -> None:
     assert cells(other, [])[1] == "not measured"
 
 
-def test_the_list_counts_runs_and_minutes(shades: Path) -> None:
-    one = experiment(shades, "one")
-    table = Table("t", "a title", (Row("one", one),))
-    assert "0/3  missing" in overview([table], 3, [])
+def test_the_list_counts_runs_and_minutes() -> None:
+    one = next(row.experiment for row in TABLES["table-1"].rows if row.label == "fully-balanced, K=10")
+    other = Experiment("other", with_settings(one.config, ["experts.epochs=150"]))
+    table = Table("t", "a title", (Row("first", one), Row("second", other)))
+
+    def states(results: list[dict[str, Any]]) -> list[list[str]]:
+        lines = overview([table], 3, results, {}).splitlines()[2:5]
+        return [re.split(r"  +", line.strip()) for line in lines]
+
+    assert [line[:3] for line in states([])] == [
+        ["t", "0/6", "missing"],
+        ["first", "0/3", "missing"],
+        ["second", "0/3", "missing"],
+    ]
+    assert states([])[0][4] == "a title"
+    whole, first, second = (float(line[3]) for line in states([]))
+    assert max(first, second) < whole < first + second, "the generalist is paid for once"
     some = [result(one.seeded(0), 0.5)]
-    assert "1/3  in part" in overview([table], 3, some)
+    assert [line[1:3] for line in states(some)] == [["1/6", "in part"], ["1/3", "in part"], ["0/3", "missing"]]
     every = [result(one.seeded(seed), 0.5) for seed in range(3)]
-    assert "3/3   done" in overview([table], 3, every)
-    assert "one" in table_in_words(table, every)
+    assert states(every)[1] == ["first", "3/3", "done"]
+    assert "one" in table_in_words(Table("t", "", (Row("one", one),)), every)
+
+
+def test_the_list_has_every_table_every_row_and_totals() -> None:
+    lines = overview(list(TABLES.values()), 3, results_in(ROOT / "results"), {}).splitlines()
+    for table in TABLES.values():
+        [place] = [number for number, line in enumerate(lines) if line.split()[:1] == [table.name]]
+        for row, line in zip(table.rows, lines[place + 1 :], strict=False):
+            assert line.startswith(f"    {row.label} ")
+    [paper] = [line for line in lines if line.startswith("total, the paper on CIFAR-100")]
+    [every] = [line for line in lines if line.startswith("total, everything")]
+    of_tables = (overview([table], 3, results_in(ROOT / "results"), {}) for table in tables_named(["all"]))
+    minutes = [re.split(r"  +", text.splitlines()[2])[3] for text in of_tables]
+    alone = sum(float(figure) for figure in minutes if figure[0].isdigit())
+    assert 0 < float(paper.split()[-1]) < alone, "tables have stages in common"
+    assert "more than" in every, "nobody has measured ImageNet's steps"
 
 
 # The tables themselves
@@ -244,9 +284,9 @@ def test_the_tables_hold_what_the_paper_reports() -> None:
 
 
 def test_tables_by_name() -> None:
-    others = ("imagenet", "today", "today-search")  # not at hand, and not the paper's
+    others = ("imagenet", "imagenet-figure-3", "today", "today-search")  # not at hand, and not the paper's
     assert tables_named(["all"]) == [table for name, table in TABLES.items() if name not in others]
-    assert [row.experiment.config.specialties.count for row in TABLES["imagenet"].rows] == [10, 10, 40, 10, 10, 10]
+    assert [row.experiment.config.specialties.count for row in TABLES["imagenet"].rows] == [10, 10, 40, 10]
     assert [table.name for table in tables_named(["table-4", "scratch"])] == ["table-4", "scratch"]
     with pytest.raises(UserError, match="table3: no table or figure has this name; did you mean 'table-3'"):
         tables_named(["table3"])

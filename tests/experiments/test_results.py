@@ -2,40 +2,90 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import small_dataset, small_run
+from nofe.config import to_json
 from nofe.errors import UserError
 from nofe.experiments.claims import Comparison, Judged, judged
+from nofe.experiments.index import Index
 from nofe.experiments.markdown import results_page
-from nofe.experiments.page import Index
+from nofe.experiments.page import table_in_words
 from nofe.experiments.pictures import pictures
+from nofe.experiments.readme import BEGIN, END, comparison_table, with_table
 from nofe.experiments.reproduce import keys_of, keys_of_experiment
 from nofe.experiments.results import file_result, read_results
-from nofe.experiments.tables import TABLES
+from nofe.experiments.tables import TABLES, Row, base_of_same_recipe
 from nofe.pipeline import train
+from nofe.report.digest import digest_in
 from nofe.report.speed import speed_page
 from nofe.runs import Run
 from nofe.training.runtime import make_runtime
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks" / "results"
 
 
 def test_the_committed_page_agrees_with_the_committed_files() -> None:
     found = read_results(ROOT / "results")
-    assert (ROOT / "docs" / "results.md").read_text() == results_page(found)
-    assert {path.name for path in (ROOT / "docs" / "figures").glob("*.png")} == pictures(Index(found)).keys()
+    assert (ROOT / "docs" / "results.md").read_text() == results_page(found, BENCHMARKS)
+
+
+def test_the_committed_pictures_show_what_the_committed_files_say() -> None:
+    """By the data in them: bytes depend on the version of matplotlib, too."""
+    committed = {path.name: path.read_bytes() for path in (ROOT / "docs" / "figures").glob("*.png")}
+    drawn = pictures(Index(read_results(ROOT / "results")))
+    assert committed.keys() == drawn.keys()
+    for name, png in drawn.items():
+        same = digest_in(committed[name]) == digest_in(png) is not None
+        assert committed[name] == png or same, f"{name}: made of other results; run nofe results"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_files() -> None:
+    found = read_results(ROOT / "results")
+    readme = (ROOT / "README.md").read_text()
+    table = comparison_table(Index(found))
+    assert f"{BEGIN}\n\n{table}\n\n{END}" in readme, "run nofe results"
+    assert with_table(readme, table) == readme
+    assert with_table(readme, "other") != readme
+    [demo] = [result for result in found if result["data"]["name"] == "glyphs"]
+    shown = re.findall(r"(base|generalist|network of experts)\b.* (\d+\.\d+%) +([\d,]+) ", readme)
+    assert [(share, parameters) for _, share, parameters in shown] == [
+        (f"{each['accuracy']:.2%}", f"{each['parameters']:,}") for each in demo["networks"].values()
+    ]
+
+
+def test_the_readme_compares_with_the_base_by_the_same_recipe(quick: dict[str, Any]) -> None:
+    table = comparison_table(Index([with_figures(quick, seed, base=0.40, experts=0.45) for seed in range(3)]))
+    line = "| AlexNet-Quick-C100 | 40.00 ± 0.00 (n=3) | 45.00 ± 0.00 (n=3) | +5.00 | 37.94 | 45.58 |"
+    assert line in table
+    assert "| NIN-C100 | not measured | not measured |  | 65.41 | 67.96 |" in table
+    assert base_of_same_recipe("nin-c100").network == "base"
+
+
+def test_a_picture_of_other_figures_has_another_digest(quick: dict[str, Any]) -> None:
+    def digests(accuracy: float) -> dict[str, str | None]:
+        row = next(row for row in TABLES["table-1"].rows if row.label == "fully-balanced, K=10")
+        config = json.loads(json.dumps(to_json(row.experiment.config)))
+        made = with_figures(quick | {"config": config}, 0, experts=accuracy)
+        made["test_accuracy_by_epoch"]["generalist"] = [accuracy / 2, accuracy]
+        return {name: digest_in(png) for name, png in pictures(Index([made])).items()}
+
+    first, again, other = digests(0.5), digests(0.5), digests(0.6)
+    assert first == again
+    assert first.keys() == {"table-1.png", "figure-3.png"}
+    assert all(first[name] != other[name] for name in first)
 
 
 def test_the_committed_page_of_speed_agrees_with_the_committed_benchmarks() -> None:
     """Every table is there, and every file is named."""
-    folder = ROOT / "benchmarks" / "results"
     page = (ROOT / "docs" / "speed.md").read_text()
-    assert page == speed_page(folder)
-    for file in folder.glob("*/*.json"):
+    assert page == speed_page(BENCHMARKS)
+    for file in BENCHMARKS.glob("*/*.json"):
         assert f"({Path('..') / file.relative_to(ROOT)})" in page
 
 
@@ -78,7 +128,9 @@ def with_figures(result: dict[str, Any], seed: int, **accuracies: float) -> dict
 
 def test_mean_deviation_and_difference(quick: dict[str, Any]) -> None:
     figures = [(0.37, 0.45), (0.39, 0.47), (0.38, 0.46)]
-    page = results_page([with_figures(quick, seed, base=b, experts=e) for seed, (b, e) in enumerate(figures)])
+    page = results_page(
+        [with_figures(quick, seed, base=b, experts=e) for seed, (b, e) in enumerate(figures)], BENCHMARKS
+    )
     name = "alexnet-quick-c100"
     assert f"| {name}: base, paper's recipe | 38.00 ± 1.00 (n=3) | 37.00, 39.00, 38.00 | 37.94 | +0.06 |" in page
     assert f"| {name}: experts | 46.00 ± 1.00 (n=3) | 45.00, 47.00, 46.00 | 45.58 | +0.42 |" in page
@@ -88,32 +140,71 @@ def test_mean_deviation_and_difference(quick: dict[str, Any]) -> None:
 def test_a_run_of_another_recipe_is_shown_apart(quick: dict[str, Any]) -> None:
     other = with_figures(quick, 0, experts=0.99)
     other["config"]["experts"]["rate"] = 0.5
-    page = results_page([quick, other])
+    page = results_page([quick, other], BENCHMARKS)
     tables, others = page.split("## Other runs")
     assert "99.00" not in tables
     assert "| experts | 99.00 (n=1) | 99.00 |" in others
+    assert "| generalist, on its specialties | " in others
+    assert "top-1" not in others
 
 
 def test_a_claim_is_held_by_figures_alone(quick: dict[str, Any]) -> None:
-    def verdict(base: float, experts: float) -> str:
-        [first, *_] = judged(Index([with_figures(quick, 0, base=base, experts=experts)]))
+    def verdict(base: float, experts: float, seeds: int = 3) -> str:
+        results = [
+            with_figures(quick, seed, base=base + 0.001 * seed, experts=experts - 0.001 * seed) for seed in range(seeds)
+        ]
+        [first, *_] = judged(Index(results))
         assert first.claim == "Experts beat the base"
         return first.verdict
 
     assert verdict(0.3, 0.4) == "held, as far as measured"
     assert verdict(0.4, 0.3) == "not held, as far as measured"
+    assert verdict(0.4, 0.403) == "too close to call, as far as measured"
+    assert verdict(0.3, 0.4, seeds=2) == "too few runs"
     assert {each.verdict for each in judged(Index([]))} == {"not measured"}
 
 
+def test_a_difference_is_one_when_it_is_wider_than_the_noise() -> None:
+    def of(above: tuple[float, ...], below: tuple[float, ...]) -> str:
+        return Comparison("", above, below).outcome
+
+    assert of((56.0, 56.5, 57.0), (55.0, 55.2, 55.4)) == "held"
+    assert of((55.0, 55.2, 55.4), (56.0, 56.5, 57.0)) == "not held"
+    assert of((56.0, 58.0, 54.0), (55.0, 57.0, 53.0)) == "too close to call", "the means differ by less than they vary"
+    assert of((57.0, 57.1), (50.0, 50.1, 50.2)) == "too few runs"
+    assert of((), (1.0, 2.0, 3.0)) == "not measured"
+    assert of((2.0, 2.0, 2.0), (1.0, 1.0, 1.0)) == "held"
+    assert of((1.0, 1.0, 1.0), (1.0, 1.0, 1.0)) == "too close to call", "as good is not better"
+
+
 def test_verdicts() -> None:
-    def of(*pairs: tuple[float | None, float | None]) -> str:
+    low, middle, high = (1.0, 1.1, 1.2), (1.1, 1.15, 1.2), (3.0, 3.1, 3.2)
+
+    def of(*pairs: tuple[tuple[float, ...], tuple[float, ...]]) -> str:
         return Judged("", tuple(Comparison("", above, below) for above, below in pairs)).verdict
 
-    assert of((2.0, 1.0), (3.0, 1.0)) == "held"
-    assert of((2.0, 1.0), (1.0, 3.0)) == "held in part"
-    assert of((1.0, 2.0)) == "not held"
-    assert of((1.0, 1.0)) == "not held", "as good is not better"
-    assert of((2.0, 1.0), (None, 1.0)) == "held, as far as measured"
+    assert of((high, low), (high, middle)) == "held"
+    assert of((high, low), (low, high)) == "held in part"
+    assert of((high, low), (middle, low)) == "held in part"
+    assert of((low, high)) == "not held"
+    assert of((low, high), (middle, low)) == "not held"
+    assert of((middle, low)) == "too close to call"
+    assert of((high, low), ((), low)) == "held, as far as measured"
+    assert of((high, low), (high[:2], low)) == "held, as far as measured"
+    assert of((high[:2], low), ((), low)) == "too few runs"
+
+
+def test_a_table_with_gaps_says_why_and_what_they_cost(quick: dict[str, Any]) -> None:
+    sections = {part.splitlines()[0]: part for part in results_page([quick], BENCHMARKS).split("\n## ")}
+    mirroring = sections[TABLES["mirroring"].title]
+    assert "2 of 2 rows; they wait for GPU time. The cost of what is missing is about " in mirroring
+    every = [
+        quick | {"config": json.loads(json.dumps(to_json(row.experiment.seeded(seed)))), "file": f"{seed}"}
+        for row in TABLES["mirroring"].rows
+        for seed in range(3)
+    ]
+    sections = {part.splitlines()[0]: part for part in results_page(every, BENCHMARKS).split("\n## ")}
+    assert "Not measured" not in sections[TABLES["mirroring"].title]
 
 
 def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> None:
@@ -130,3 +221,80 @@ def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> No
 def test_no_results(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no results"):
         read_results(tmp_path)
+
+
+def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
+    """Accuracy over ten specialties is not top-1 over a hundred classes, and precision of retrieval is neither."""
+    sections = {section.splitlines()[0]: section for section in results_page([quick], BENCHMARKS).split("\n## ")}
+    for name, measure in {
+        "table-1": "top-1",
+        "figure-3": "accuracy on its 10 specialties",
+        "specialty-sizes": "accuracy on its 10 specialties",
+    }.items():
+        assert f"| | {measure} | each seed |" in sections[TABLES[name].title]
+        assert f"{measure} %, mean and deviation" in table_in_words(TABLES[name], [quick])
+    retrieval = sections[TABLES["retrieval"].title]
+    assert "top-1" not in retrieval
+    assert "| alexnet-c100 | base | not measured | not measured | not measured |" in retrieval
+    assert "at 10" in table_in_words(TABLES["retrieval"], [quick])
+
+
+def on_imagenet(quick: dict[str, Any], row: Row, **more: Any) -> dict[str, Any]:
+    config = json.loads(json.dumps(to_json(row.experiment.config)))
+    networks = {row.network: {"accuracy": 0.5, "parameters": 1, "seconds": 1.0}}
+    return quick | {"experiment": row.experiment.name, "config": config, "networks": networks, "file": "f"} | more
+
+
+def test_imagenet_is_judged_by_ten_crops_as_the_paper_does(quick: dict[str, Any]) -> None:
+    row = next(row for row in TABLES["imagenet"].rows if row.label == "fully-balanced, K=10")
+    crops = {"experts": {"top_1": 0.6, "top_5": 0.8}}
+    page = results_page([on_imagenet(quick, row, ten_crops=crops)], BENCHMARKS)
+    assert "| | top-1 by ten crops | each seed | paper |" in page
+    assert "| fully-balanced, K=10 | 60.00 (n=1) | 60.00 | 61.29 | -1.29 | 80.00 | 1 |" in page
+    assert Index([on_imagenet(quick, row)]).of(row) == [], "one crop is another measure"
+
+
+def test_generalists_are_drawn_for_imagenet_too(quick: dict[str, Any]) -> None:
+    row = TABLES["imagenet-figure-3"].rows[2]
+    made = on_imagenet(quick, row, test_accuracy_by_epoch={"generalist": [0.1, 0.2]})
+    assert pictures(Index([made])).keys() == {"imagenet-figure-3.png"}
+    assert "(figures/imagenet-figure-3.png)" in results_page([made], BENCHMARKS)
+
+
+# Two files for one thing
+
+
+def dated(result: dict[str, Any], date: str, file: str, **more: Any) -> dict[str, Any]:
+    made = copy.deepcopy(result) | {"file": file} | more
+    made["environment"]["date"] = date
+    return made
+
+
+def test_of_two_files_for_one_network_the_newer_run_counts_and_the_other_is_named(quick: dict[str, Any]) -> None:
+    older = dated(with_figures(quick, 0, base=0.40, experts=0.41), "2026-11-15T10:00:00+00:00", "gpu/a.json")
+    newer = dated(with_figures(quick, 0, base=0.40, experts=0.47), "2026-11-16T10:00:00+00:00", "gpu/b.json")
+    row = next(row for row in TABLES["table-3"].rows if row.label == "alexnet-quick-c100: experts")
+    for order in ([older, newer], [newer, older]):
+        assert [round(each.accuracy, 2) for each in Index(order).of(row)] == [47.0]
+        page = results_page(order, BENCHMARKS)
+        assert "- `gpu/a.json`, experts: 41.00; counted is 47.00 of `gpu/b.json`" in page
+        assert "gpu/a.json`, base" not in page, "the same figures: a copy of one training"
+        assert "Other runs" not in page
+    assert "Passed over" not in results_page([newer], BENCHMARKS)
+
+
+def test_what_was_measured_on_a_run_is_found_whatever_other_files_there_are(quick: dict[str, Any]) -> None:
+    row = TABLES["retrieval"].rows[0]
+    precision = {"precision": {"experts": {"1": 0.5, "3": 0.4, "10": 0.3}, "base": {"1": 0.2, "3": 0.1, "10": 0.1}}}
+    picture = {"picture": {"png": "", "caption": "", "alternative": ""}}
+    config = json.loads(json.dumps(to_json(row.experiment.config)))
+    plain = quick | {"config": config, "experiment": "another"}
+    full = plain | {"experiment": row.experiment.name, "retrieval": precision | picture}
+    newer = dated(plain, "2027-01-01", "gpu/a.json")
+    older = dated(full, "2026-01-01", "gpu/b.json")
+    assert Index([newer, older]).measures(row.experiment, "retrieval") == {0: older["retrieval"]}
+    assert "| alexnet-c100 | experts | 50.00 (n=1) | 40.00 (n=1) | 30.00 (n=1) |" in results_page(
+        [newer, older], BENCHMARKS
+    )
+    older["config"]["experts"]["rate"] = 0.5
+    assert Index([newer, older]).measures(row.experiment, "retrieval") == {}, "of an earlier recipe"

@@ -5,29 +5,58 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nofe.experiments.page import Index, Measured
-from nofe.experiments.tables import ALEXNET, KS, PAPER_TABLE_3, RESNET, TABLES
+from nofe.experiments.index import Index
+from nofe.experiments.tables import ALEXNET, KS, PAPER_TABLE_3, RESNET, base_of_same_recipe, row_of
 
 SPECTRAL = "spectral clustering of the base's confusion"
-Figure = Callable[[str, str], float | None]  # (table, label of a row) -> mean top-1 per cent, None if not measured
+FEWEST_RUNS = 3  # of each side; fewer say nothing about their spread
+LEVEL = 0.05
+Figures = Sequence[float]  # per cent, one for each seed
+Figure = Callable[[str, str], Figures]  # (table, label of a row) -> what was measured
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """That one figure is above another; None where one of them is not measured."""
+    """That one network is above another."""
 
     words: str
-    above: float | None
-    below: float | None
+    above: Figures
+    below: Figures
 
     @property
-    def holds(self) -> bool | None:
-        return None if self.above is None or self.below is None else self.above > self.below
+    def outcome(self) -> str:
+        """One of OUTCOMES. A difference counts when Welch's t test, two-sided, rejects chance at LEVEL."""
+        if not self.above or not self.below:
+            return NOT_MEASURED
+        if min(len(self.above), len(self.below)) < FEWEST_RUNS:
+            return TOO_FEW
+        if chance_of_difference(self.above, self.below) >= LEVEL:
+            return TOO_CLOSE
+        return HELD if statistics.mean(self.above) > statistics.mean(self.below) else NOT_HELD
 
     def __str__(self) -> str:
-        if self.above is None or self.below is None:
-            return f"{self.words}: not measured"
-        return f"{self.words}: {self.above:.2f} against {self.below:.2f}"
+        if self.outcome == NOT_MEASURED:
+            return f"{self.words}: {NOT_MEASURED}"
+        figures = f"{statistics.mean(self.above):.2f} against {statistics.mean(self.below):.2f}"
+        return f"{self.words}: {figures} (n={len(self.above)} and {len(self.below)}), {self.outcome}"
+
+
+HELD, NOT_HELD, TOO_CLOSE, TOO_FEW, NOT_MEASURED = OUTCOMES = (
+    "held",
+    "not held",
+    "too close to call",
+    "too few runs",
+    "not measured",
+)
+
+
+def chance_of_difference(first: Figures, second: Figures) -> float:
+    """Welch's t test: of a gap as wide as this if both had the same mean. Figures without any spread differ or not."""
+    if statistics.pvariance(first) == statistics.pvariance(second) == 0:
+        return 1.0 if statistics.mean(first) == statistics.mean(second) else 0.0
+    from scipy.stats import ttest_ind
+
+    return float(ttest_ind(first, second, equal_var=False).pvalue)
 
 
 @dataclass(frozen=True)
@@ -37,17 +66,21 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        known = [comparison.holds for comparison in self.comparisons if comparison.holds is not None]
-        if not known:
-            return "not measured"
-        verdict = "held" if all(known) else "held in part" if any(known) else "not held"
-        return verdict if len(known) == len(self.comparisons) else f"{verdict}, as far as measured"
+        """By the comparisons that have enough runs; one that is too close to call does not bear the claim out."""
+        outcomes = {comparison.outcome for comparison in self.comparisons}
+        decided = outcomes & {HELD, NOT_HELD, TOO_CLOSE}
+        if not decided:
+            return TOO_FEW if TOO_FEW in outcomes else NOT_MEASURED
+        if HELD in decided:
+            verdict = HELD if decided == {HELD} else "held in part"
+        else:
+            verdict = NOT_HELD if NOT_HELD in decided else TOO_CLOSE
+        return verdict if decided == outcomes else f"{verdict}, as far as measured"
 
 
 def judged(index: Index) -> list[Judged]:
-    def figure(table: str, label: str) -> float | None:
-        row = next(row for row in TABLES[table].rows if row.label == label)
-        return mean(index.of(row))
+    def figure(table: str, label: str) -> Figures:
+        return [each.accuracy for each in index.of(row_of(table, label))]
 
     return [
         Judged("Experts beat the base", tuple(_experts_and_base(figure))),
@@ -92,20 +125,16 @@ def _learned_beside(figure: Figure, others: dict[str, str]) -> tuple[Comparison,
     )
 
 
-def mean(measured: Sequence[Measured]) -> float | None:
-    return statistics.mean(each.accuracy for each in measured) if measured else None
-
-
 def _experts_and_base(figure: Figure) -> list[Comparison]:
     """Against the base by the same recipe: the paper's own, where it is the experts' too."""
-    labels = {row.label for row in TABLES["table-3"].rows}
-    comparisons = []
-    for name in PAPER_TABLE_3:
-        same = f"{name}: base, experts' recipe"
-        base = same if same in labels else f"{name}: base, paper's recipe"
-        experts = figure("table-3", f"{name}: experts")
-        comparisons.append(Comparison(f"{name}, experts and base by the same recipe", experts, figure("table-3", base)))
-    return comparisons
+    return [
+        Comparison(
+            f"{name}, experts and base by the same recipe",
+            figure("table-3", f"{name}: experts"),
+            figure("table-3", base_of_same_recipe(name).label),
+        )
+        for name in PAPER_TABLE_3
+    ]
 
 
 def _sizes(figure: Figure) -> list[Comparison]:
@@ -131,9 +160,9 @@ def _sizes(figure: Figure) -> list[Comparison]:
 def _inverted_u(figure: Figure) -> list[Comparison]:
     """Up to the best K, down after it; that it is neither the first nor the last is one comparison each."""
     by_count = {count: figure("table-1", f"fully-balanced, K={count}") for count in KS}
-    if any(value is None for value in by_count.values()):
-        return [Comparison("fully-balanced, a K between 2 and 50 above both", None, None)]
-    best = max(by_count, key=lambda count: by_count[count] or 0.0)
+    if not all(by_count.values()):
+        return [Comparison("fully-balanced, a K between 2 and 50 above both", (), ())]
+    best = max(by_count, key=lambda count: statistics.mean(by_count[count]))
     comparisons = [
         Comparison(f"fully-balanced, best K={best} and K={end}", by_count[best], by_count[end]) for end in (2, 50)
     ]

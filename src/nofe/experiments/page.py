@@ -1,59 +1,14 @@
 """Tables of measured results beside the paper's: in the terminal, and as Markdown."""
 
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nofe.experiments.reproduce import Job, keys_of, keys_of_experiment, keys_with_results
-from nofe.experiments.tables import Row, Table
+from nofe.experiments.costs import Growth, left_of
+from nofe.experiments.index import Index, Measured
+from nofe.experiments.reproduce import Job, keys_with_results
+from nofe.experiments.tables import RETRIEVAL, TABLES, Experiment, Row, Table, experiments_of, tables_named
 from nofe.report.text import table as text_table
-
-MOST_SEEDS = 20
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One network of one run."""
-
-    seed: int
-    accuracy: float  # top-1, per cent
-    top_5: float | None
-    parameters: int
-    seconds: float
-    result: Mapping[str, Any]
-    stage: str
-
-
-class Index:
-    """Measured networks by what they are: the key of their stage."""
-
-    def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
-        self._by_key: dict[str, Measured] = {}
-        for result in results:
-            for stage, key in keys_of(result).items():
-                figures = result["networks"].get(stage)
-                if figures is not None:
-                    self._by_key.setdefault(key, _measured(result, stage, figures))
-
-    def of(self, row: Row) -> list[Measured]:
-        """Every seed of a row that was measured."""
-        keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in range(MOST_SEEDS))
-        return [self._by_key[key] for key in keys if key in self._by_key]
-
-
-def _measured(result: Mapping[str, Any], stage: str, figures: Mapping[str, Any]) -> Measured:
-    top_5 = figures.get("top_5")
-    return Measured(
-        seed=result["config"]["seed"],
-        accuracy=100 * figures["accuracy"],
-        top_5=None if top_5 is None else 100 * top_5,
-        parameters=figures["parameters"],
-        seconds=figures["seconds"],
-        result=result,
-        stage=stage,
-    )
 
 
 def mean_and_deviation(figures: Sequence[float]) -> str:
@@ -79,29 +34,60 @@ def cells(row: Row, measured: Sequence[Measured]) -> tuple[str, ...]:
     )
 
 
-HEAD = ("", "top-1 %, mean and deviation", "paper", "difference", "top-5 %", "parameters", "seconds")
-
-
 def table_in_words(table: Table, results: Sequence[Mapping[str, Any]]) -> str:
     index = Index(results)
-    return f"{table.title}\n\n" + text_table(HEAD, [cells(row, index.of(row)) for row in table.rows])
+    if table == RETRIEVAL:
+        head = RETRIEVAL_HEAD
+        rows = retrieval_cells(index)
+    else:
+        head = ("", f"{table.measure} %, mean and deviation", "paper", "difference", "top-5 %", "parameters", "seconds")
+        rows = [cells(row, index.of(row)) for row in table.rows]
+    return f"{table.title}\n\n" + text_table(head, rows)
 
 
-def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]]) -> str:
-    """Every table: how many of its runs are done, and an estimate of what the missing ones cost alone on an H200."""
-    there = keys_with_results(results)
+RETRIEVAL_HEAD: tuple[str, ...] = ("network", "features", "at 1", "at 3", "at 10")
+
+
+def retrieval_cells(index: Index) -> list[tuple[str, ...]]:
+    """Precision at 1, 3 and 10 by features of the experts and of the base, for each network."""
     lines = []
+    for row in RETRIEVAL.rows:
+        precisions = [found["precision"] for found in index.measures(row.experiment, "retrieval").values()]
+        for features in ("experts", "base"):
+            figures = ([100 * precision[features][depth] for precision in precisions] for depth in ("1", "3", "10"))
+            lines.append((row.label, features, *(mean_and_deviation(each) for each in figures)))
+    return lines
+
+
+def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth) -> str:
+    """Every table with its rows: how many of its runs are done, and an estimate of what the missing ones cost.
+
+    Rows have stages in common: each has the price that it has by itself, a table and the total pay for a stage once.
+    """
+    lines: list[tuple[str, ...]] = []
+    titles: dict[int, str] = {}  # by line: too long for a column
     for table in tables:
-        jobs = [Job(experiment, seed) for experiment in table.experiments() for seed in range(seeds)]
-        done = sum(job.done(there, results) for job in jobs)
-        left: set[str] = set()
-        seconds = 0.0
-        for job in jobs:  # a stage that several runs share is paid for once; one of a finished run, once more
-            if not job.done(there, results):
-                seconds += job.seconds(left)
-                left |= job.keys()
-        state = "done" if done == len(jobs) else "missing" if done == 0 else "in part"
-        cost = "" if done == len(jobs) else f"{seconds / 60:.1f}" if math.isfinite(seconds) else "not known"
-        lines.append((table.name, table.title, f"{len(table.rows)}", f"{done}/{len(jobs)}", state, cost))
-    head = ("name", "what", "rows", "runs done", "state", "GPU minutes missing")
-    return text_table(head, lines)
+        titles[len(lines)] = table.title
+        lines.append((table.name, *_state(table.experiments(), seeds, results, growth)))
+        lines += [(f"    {row.label}", *_state([row.experiment], seeds, results, growth)) for row in table.rows]
+    for title, counted in (("the paper on CIFAR-100", tables_named(["all"])), ("everything", list(TABLES.values()))):
+        if len(tables) > 1 and all(table in tables for table in counted):
+            lines.append((f"total, {title}", *_state(experiments_of(counted), seeds, results, growth)))
+    head = ("", "runs done", "state", "GPU minutes missing")
+    names, rule, *listed = text_table(head, lines).splitlines()
+    listed = [f"{line}  {titles[place]}" if place in titles else line for place, line in enumerate(listed)]
+    notes = "Minutes are estimates for an H200 with each run alone on it; side by side they are fewer."
+    return "\n".join([names, rule, *listed, "", notes])
+
+
+def _state(
+    experiments: Sequence[Experiment], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth
+) -> tuple[str, str, str]:
+    """Runs that are done, of how many; a word for it; minutes that are missing."""
+    there = keys_with_results(results)
+    jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
+    done = sum(job.done(there, results) for job in jobs)
+    if done == len(jobs):
+        return f"{done}/{len(jobs)}", "done", ""
+    state = "in part" if done else "missing"
+    return f"{done}/{len(jobs)}", state, str(left_of(experiments, seeds, results, growth))

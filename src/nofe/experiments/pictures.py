@@ -4,10 +4,21 @@ import base64
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from nofe.experiments.page import Index
-from nofe.experiments.tables import FIGURE_3, KS, PAPER_TABLE_1, RETRIEVAL, SIZES, TABLE_1, Row
+from nofe.experiments.index import Index
+from nofe.experiments.tables import (
+    FIGURE_3,
+    IMAGENET_FIGURE_3,
+    KS,
+    PAPER_TABLE_1,
+    RETRIEVAL,
+    SIZES,
+    TABLE_1,
+    Row,
+    Table,
+)
 from nofe.report.figures import INK, WIDTH, new_figure, png_of
 
 if TYPE_CHECKING:
@@ -23,7 +34,10 @@ def pictures(index: Index) -> dict[str, bytes]:
     """PNG by file name, of the figures that have data."""
     drawings: dict[str, tuple[Callable[[Index], Figure], tuple[Row, ...]]] = {
         "table-1.png": (draw_by_count, TABLE_1.rows),
-        "figure-3.png": (draw_generalists, FIGURE_3.rows),
+        **{
+            f"{table.name}.png": (partial(draw_generalists, table), table.rows)
+            for table in (FIGURE_3, IMAGENET_FIGURE_3)
+        },
         "specialty-sizes.png": (draw_sizes, SIZES.rows),
     }
     drawn = {
@@ -32,9 +46,9 @@ def pictures(index: Index) -> dict[str, bytes]:
         if any(index.of(row) for row in rows)
     }
     for row in RETRIEVAL.rows:
-        found = [each.result["retrieval"] for each in index.of(row) if "retrieval" in each.result]
+        found = index.measures(row.experiment, "retrieval")
         if found:
-            drawn[f"retrieval-{row.label}.png"] = base64.b64decode(found[0]["picture"]["png"])
+            drawn[f"retrieval-{row.label}.png"] = base64.b64decode(found[min(found)]["picture"]["png"])
     return drawn
 
 
@@ -65,14 +79,14 @@ def draw_by_count(index: Index) -> "Figure":
     return figure
 
 
-def draw_generalists(index: Index) -> "Figure":
-    """Figure 3: accuracy of the generalist on its specialties, by epoch, mean over seeds."""
+def draw_generalists(table: Table, index: Index) -> "Figure":
+    """Figure 3, on CIFAR-100 or ImageNet: accuracy of the generalist on its specialties by epoch, mean over seeds."""
     figure, axes = new_figure(WIDTH * 0.75)
     runs = {
         row.label: [
             [100 * share for share in each.result["test_accuracy_by_epoch"]["generalist"]] for each in index.of(row)
         ]
-        for row in FIGURE_3.rows
+        for row in table.rows
     }
     _mean_lines(axes, runs, mark_every=10)
     axes.set_xlabel("epoch")
@@ -101,7 +115,7 @@ def _largest_first(result: Mapping[str, Any]) -> list[int]:
 
 def _mean_lines(axes: "Axes", runs_of: Mapping[str, Sequence[Sequence[float]]], mark_every: int) -> None:
     """A line for each label: the mean over its runs, place by place."""
-    for (label, runs), colour, marker in zip(runs_of.items(), LINES, MARKERS, strict=True):
+    for (label, runs), colour, marker in zip(runs_of.items(), cycle(LINES), cycle(MARKERS), strict=False):
         if runs:
             means = [statistics.mean(column) for column in zip(*runs, strict=False)]
             places = range(1, len(means) + 1)

@@ -8,6 +8,7 @@ from typing import Any
 from nofe import runs
 from nofe.config import RunConfig, to_json
 from nofe.errors import UserError
+from nofe.experiments.tables import experiments_by_name
 from nofe.files import slug
 from nofe.runs import Run, write_atomically
 
@@ -42,9 +43,15 @@ def result_of(run: Run) -> dict[str, Any]:
 
 
 def file_result(run: Run, folder: Path, name: str | None = None, **more: Any) -> Path:
-    """Write the result of a run, and `more` that was measured on it, to `folder/<device>/`, named by what was run."""
+    """Write the result of a run, and `more` that was measured on it, to `folder/<device>/`, named by what was run.
+
+    An experiment's has the data of the experiment: where a machine keeps ImageNet makes no other result of it.
+    """
     result = result_of(run) | more
     config = result["config"]
+    experiment = experiments_by_name().get(more.get("experiment", ""))
+    if experiment is not None:
+        config["data"]["name"] = result["data"]["name"] = experiment.config.data.name
     if name is None:
         name = f"{slug(config['data']['name'])}-{config['architecture']}-{config['specialties']['rule']}"
         name += f"-k{config['specialties']['count']}"
@@ -90,6 +97,8 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def results_in(folder: Path) -> list[dict[str, Any]]:
-    """Every result filed under a folder, which may have none."""
-    values = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
-    return [value for value in values if "networks" in value]
+    """Every result filed under a folder, which may have none, with the file that it is from."""
+    values = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))}
+    return [
+        value | {"file": path.relative_to(folder).as_posix()} for path, value in values.items() if "networks" in value
+    ]

@@ -1,9 +1,10 @@
-"""Every table and figure of the paper on CIFAR-100, as data: which runs, which of their networks, the paper's figure.
+"""Every table and figure of the paper, as data: which runs, which of their networks, the paper's figure.
 
 An experiment is a run's configuration under a name; a row picks one of its networks. Rows of several tables share
 experiments, and experiments share stages (`nofe.reuse`), so nothing is trained twice.
 """
 
+import functools
 from dataclasses import dataclass, replace
 
 from nofe.config import RunConfig, with_settings
@@ -29,7 +30,8 @@ class Row:
     label: str
     experiment: Experiment
     network: str = "experts"  # whose accuracy it is
-    paper: float | None = None  # top-1 per cent; None where the paper has no such row
+    paper: float | None = None  # per cent; None where the paper has no such row
+    crops: int = 1  # of each test image; ten are measured beside, and the accuracy of every epoch is by one
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Table:
     name: str
     title: str
     rows: tuple[Row, ...]
+    measure: str = "top-1"  # what its figures are, in per cent
+    reason: str = "they wait for GPU time"  # why rows are not measured, where some are not
 
     def experiments(self) -> list[Experiment]:
         return list({row.experiment.name: row.experiment for row in self.rows}.values())
@@ -205,6 +209,7 @@ SIZES = Table(
         )
         for strength in LAMBDAS
     ),
+    measure="accuracy on its 10 specialties",
 )
 FIGURE_3 = Table(
     "figure-3",
@@ -219,6 +224,7 @@ FIGURE_3 = Table(
             ("10 pairs of superclasses", _SUPERCLASS_PAIR),
         )
     ),
+    measure="accuracy on its 10 specialties",
 )
 MIRRORING = Table(
     "mirroring",
@@ -251,6 +257,7 @@ RETRIEVAL = Table(
         )
         for name in (ALEXNET, RESNET)
     ),
+    measure="precision",
 )
 HDCNN = Table(
     "hd-cnn",
@@ -287,38 +294,48 @@ PRECISION = Table(
 )
 
 
-def _imagenet(label: str, suffix: str, *settings: str, network: str = "experts") -> Row:
-    """The paper's figures are by ten crops, which are measured beside; those of the last epoch are by one."""
+def _imagenet(suffix: str, *settings: str) -> Experiment:
     config = with_settings(default_run("alexnet-caffe", IMAGENET_DATA), ["base.by=none", *settings])
-    return Row(label, Experiment(f"imagenet-alexnet-caffe-{suffix}", config, measures=("ten_crops",)), network)
+    return Experiment(f"imagenet-alexnet-caffe-{suffix}", config, measures=("ten_crops",))
 
 
-IMAGENET_DATA = "folder:imagenet"  # imagenet/train/n01440764/*.JPEG and imagenet/val/n01440764/*.JPEG
+def on_data(experiment: Experiment, imagenet: str) -> Experiment:
+    """An experiment on ImageNet with its images elsewhere, as a folder or as shards; another one as it is."""
+    if experiment.config.data.name != IMAGENET_DATA:
+        return experiment
+    return replace(experiment, config=replace(experiment.config, data=replace(experiment.config.data, name=imagenet)))
+
+
+# Stands for ImageNet wherever its images lie, and in results: imagenet/train/n01440764/*.JPEG, imagenet/val/...
+IMAGENET_DATA = "folder:imagenet"
+NO_IMAGES = "its images are not at hand"
+_IMAGENET_LEARNED = _imagenet("fully-balanced-k10")
+_IMAGENET_SPECTRAL = _imagenet("spectral-k10", "specialties.rule=spectral", "base.by=paper")
 IMAGENET = Table(
     "imagenet",
-    "ImageNet, AlexNet-Caffe (paper's Table 5 and Figure 3; top-1 by ten crops: base 58.71, K=10 61.29, K=40 60.85, "
-    "spectral 56.10)",
+    "ImageNet, AlexNet-Caffe: base and experts (paper's Table 5)",
     (
-        _imagenet("base", "base", "until=base", "base.by=paper", network="base-paper"),
-        _imagenet("fully-balanced, K=10", "fully-balanced-k10"),
-        _imagenet("fully-balanced, K=40", "fully-balanced-k40", "specialties.count=40"),
-        _imagenet("spectral, K=10", "spectral-k10", "specialties.rule=spectral", "base.by=paper"),
-        _imagenet(
-            "WordNet, K=10, the generalist",
-            "wordnet-k10",
-            "specialties.rule=wordnet",
-            "until=specialties",
-            network="generalist",
-        ),
-        _imagenet(
-            "random, K=10, the generalist",
-            "random-k10",
-            "specialties.rule=random",
-            "until=specialties",
-            network="generalist",
-        ),
+        Row("base", _imagenet("base", "until=base", "base.by=paper"), "base-paper", 58.71, crops=10),
+        Row("fully-balanced, K=10", _IMAGENET_LEARNED, paper=61.29, crops=10),
+        Row("fully-balanced, K=40", _imagenet("fully-balanced-k40", "specialties.count=40"), paper=60.85, crops=10),
+        Row("spectral, K=10", _IMAGENET_SPECTRAL, paper=56.10, crops=10),
     ),
+    measure="top-1 by ten crops",
+    reason=NO_IMAGES,
 )
+IMAGENET_FIGURE_3 = Table(
+    "imagenet-figure-3",
+    "ImageNet: accuracy of the generalist over training, by where specialties come from (paper's Figure 3)",
+    (
+        Row("learned, fully-balanced", _IMAGENET_LEARNED, "generalist"),
+        Row("spectral", _IMAGENET_SPECTRAL, "generalist"),
+        Row("WordNet", _imagenet("wordnet-k10", "specialties.rule=wordnet", "until=specialties"), "generalist"),
+        Row("random", _imagenet("random-k10", "specialties.rule=random", "until=specialties"), "generalist"),
+    ),
+    measure="accuracy on its 10 specialties",
+    reason=NO_IMAGES,
+)
+OF_IMAGENET = (IMAGENET, IMAGENET_FIGURE_3)
 
 # Networks of today. TrivialAugment is what its authors train a WRN-28-10 by (84.3 after 200 epochs).
 AUGMENTED = tuple(f"{stage}.augmentation.trivialaugment=true" for stage in ("base.paper", "generalist", "experts"))
@@ -403,7 +420,7 @@ TABLES: dict[str, Table] = {
         MIRRORING,
         PRECISION,
         *NOT_OF_THE_PAPER,
-        IMAGENET,
+        *OF_IMAGENET,
     )
 }
 
@@ -411,7 +428,7 @@ TABLES: dict[str, Table] = {
 def tables_named(names: list[str]) -> list[Table]:
     """`all` is every one of the paper on CIFAR-100."""
     if "all" in names:
-        return [table for table in TABLES.values() if table not in (*NOT_OF_THE_PAPER, IMAGENET)]
+        return [table for table in TABLES.values() if table not in (*NOT_OF_THE_PAPER, *OF_IMAGENET)]
     for name in names:
         if name not in TABLES:
             raise UserError(f"{name}: no table or figure has this name; {did_you_mean(name, TABLES)}")
@@ -421,3 +438,19 @@ def tables_named(names: list[str]) -> list[Table]:
 def experiments_of(tables: list[Table]) -> list[Experiment]:
     """Each once."""
     return list({each.name: each for table in tables for each in table.experiments()}.values())
+
+
+def row_of(table: str, label: str) -> Row:
+    return next(row for row in TABLES[table].rows if row.label == label)
+
+
+def base_of_same_recipe(architecture: str) -> Row:
+    """The row of Table 3 with the base by the experts' recipe: the paper's own, where they are the same."""
+    labels = (f"{architecture}: base, experts' recipe", f"{architecture}: base, paper's recipe")
+    rows = {row.label: row for row in TABLE_3.rows}
+    return next(rows[label] for label in labels if label in rows)
+
+
+@functools.cache
+def experiments_by_name() -> dict[str, Experiment]:
+    return {each.name: each for each in experiments_of(list(TABLES.values()))}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nofe.report import digest
 from nofe.report.record import Record
 
 if TYPE_CHECKING:
@@ -81,12 +82,13 @@ def _picture(name: str, record: Record, draw: "Callable[[Record], Figure]", capt
 
 
 def png_of(draw: "Callable[[], Figure]") -> bytes:
-    """What `draw` draws, in the style of the report."""
+    """What `draw` draws, in the style of the report, with the digest of its data."""
     import matplotlib.style
 
     buffer = io.BytesIO()
     with matplotlib.style.context(["default", figure_style()]):  # not what the user's matplotlibrc says
-        draw().savefig(buffer, format="png")
+        figure = draw()
+        figure.savefig(buffer, format="png", metadata={digest.KEY: digest.digest_of(figure)})
     return buffer.getvalue()
 
 

@@ -1,0 +1,130 @@
+"""Which result file a figure is taken from."""
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nofe.experiments.reproduce import keys_of, keys_of_experiment
+from nofe.experiments.tables import TABLES, Experiment, Row
+
+MOST_SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One network of one run."""
+
+    seed: int
+    accuracy: float  # per cent: top-1 of a network over classes; over specialties, of a generalist
+    top_5: float | None
+    parameters: int
+    seconds: float
+    result: Mapping[str, Any]
+    stage: str
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A figure that a newer file has for the same training."""
+
+    file: str
+    stage: str
+    accuracy: float
+    newer: str
+    newer_accuracy: float
+
+
+class Index:
+    """Measured networks by what they are: the key of their stage. Where several files have one, the newest counts.
+
+    What else was measured on a run is found by its experiment and seed: it is not the stage's alone.
+    """
+
+    def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
+        self._by_key: dict[str, list[Measured]] = defaultdict(list)  # newest first
+        self._by_experiment: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)  # newest first
+        for result in sorted(results, key=_age, reverse=True):
+            keys = keys_of(result)
+            for stage, key in keys.items():
+                figures = result["networks"].get(stage)
+                if figures is not None:
+                    self._by_key[key].append(_measured(result, stage, figures))
+            if "experiment" in result:
+                self._by_experiment[result["experiment"], result["config"]["seed"]].append(result)
+
+    def of(self, row: Row) -> list[Measured]:
+        """Every seed of a row that was measured."""
+        keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in range(MOST_SEEDS))
+        found = [self._by_key[key][0] for key in keys if key in self._by_key]
+        if row.crops == 1:
+            return found
+        by_crops = self.measures(row.experiment, "ten_crops")
+        return [_by_ten_crops(each, by_crops[each.seed][row.network]) for each in found if each.seed in by_crops]
+
+    def measures(self, experiment: Experiment, measure: str) -> dict[int, Any]:
+        """What was measured beside accuracy on the runs of an experiment, by seed."""
+        found = {}
+        for seed in range(MOST_SEEDS):
+            keys = keys_of_experiment(experiment, seed)
+            for result in self._by_experiment.get((experiment.name, seed), ()):
+                if measure in result and keys_of(result) == keys:  # else it is of an earlier recipe
+                    found[seed] = result[measure]
+                    break
+        return found
+
+    def in_tables(self, result: Mapping[str, Any]) -> bool:
+        """Whether some table has a row for one of its networks, of this file or of a newer one."""
+        keys = keys_of(result)
+        return any(keys[stage] in _wanted_keys() for stage in result["networks"] if stage in keys)
+
+    def passed_over(self) -> list[PassedOver]:
+        """Figures of the tables that a newer file replaces; a copy that a later run took over is none of them."""
+        found = []
+        for key in self._by_key.keys() & _wanted_keys():
+            first, *others = self._by_key[key]
+            for other in others:
+                if (other.accuracy, other.seconds) != (first.accuracy, first.seconds):
+                    found.append(
+                        PassedOver(
+                            _file(other.result), other.stage, other.accuracy, _file(first.result), first.accuracy
+                        )
+                    )
+        return sorted(found, key=lambda each: (each.file, each.stage))
+
+
+@functools.cache
+def _wanted_keys() -> frozenset[str]:
+    return frozenset(
+        keys_of_experiment(row.experiment, seed)[row.network]
+        for table in TABLES.values()
+        for row in table.rows
+        for seed in range(MOST_SEEDS)
+    )
+
+
+def _age(result: Mapping[str, Any]) -> tuple[str, str]:
+    """By date, and for one date by name: which counts must not depend on the order of reading."""
+    return result.get("environment", {}).get("date", ""), _file(result)
+
+
+def _file(result: Mapping[str, Any]) -> str:
+    return str(result.get("file", ""))
+
+
+def _by_ten_crops(measured: Measured, figures: Mapping[str, float]) -> Measured:
+    return replace(measured, accuracy=100 * figures["top_1"], top_5=100 * figures["top_5"])
+
+
+def _measured(result: Mapping[str, Any], stage: str, figures: Mapping[str, Any]) -> Measured:
+    top_5 = figures.get("top_5")
+    return Measured(
+        seed=result["config"]["seed"],
+        accuracy=100 * figures["accuracy"],
+        top_5=None if top_5 is None else 100 * top_5,
+        parameters=figures["parameters"],
+        seconds=figures["seconds"],
+        result=result,
+        stage=stage,
+    )

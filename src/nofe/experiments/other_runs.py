@@ -1,0 +1,94 @@
+"""Runs that no table of the paper has, as sections of docs/results.md."""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nofe.config import from_json, to_json
+from nofe.experiments.index import Index
+from nofe.experiments.page import mean_and_deviation
+from nofe.report.words import beyond_the_paper
+
+Result = Mapping[str, Any]
+NAMES = {"generalist": "generalist, on its specialties"}  # the others are of classes
+
+
+def others_section(results: Sequence[Result], index: Index) -> list[str]:
+    """Runs of which no table has a network."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        if not index.in_tables(result):
+            # Read and written again: a result from before a field was added is alike one with its default.
+            config = to_json(from_json(result["config"]))
+            config |= {"seed": None, "device": result["environment"]["device"]}
+            groups[json.dumps(config, sort_keys=True)].append(result)
+    if not groups:
+        return []
+    return ["## Other runs", *(_run_section(group) for group in sorted(groups.values(), key=_title))]
+
+
+def _title(group: Sequence[Result]) -> str:
+    config = group[0]["config"]
+    rule = config["specialties"]
+    return f"{config['data']['name']}: {config['architecture']}, K={rule['count']}, {rule['rule']}"
+
+
+def _run_section(group: Sequence[Result]) -> str:
+    group = sorted(group, key=lambda result: int(result["config"]["seed"]))
+    first = group[0]
+    config, environment = first["config"], first["environment"]
+    rows = []
+    for network in first["networks"]:
+        figures = [100 * result["networks"][network]["accuracy"] for result in group]
+        seconds = statistics.mean(result["networks"][network]["seconds"] for result in group)
+        each = ", ".join(f"{figure:.2f}" for figure in figures)
+        rows.append(
+            f"| {NAMES.get(network, network)} | {mean_and_deviation(figures)} | {each} "
+            f"| {first['networks'][network]['parameters']:,} | {seconds:.0f} |"
+        )
+    lines = [
+        f"### {_title(group)}",
+        "",
+        "| network | accuracy | each seed | parameters | seconds |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        *_gain(group),
+        *_groups(group),
+        f"Seeds {', '.join(str(result['config']['seed']) for result in group)}; {environment['device']}, "
+        f"{environment['precision']}, torch {environment['versions']['torch']}, {environment['date'][:10]}, "
+        f"commit {environment['commit']}. Experts: {_recipe(config['experts'])}. "
+        f"Generalist: {_recipe(config['generalist'])}.",
+        *(f"\n{note}" for note in sorted({result["note"] for result in group if "note" in result})),
+    ]
+    return "\n".join(lines)
+
+
+def _gain(group: Sequence[Result]) -> list[str]:
+    if not {"base", "experts"} <= group[0]["networks"].keys():
+        return []
+    gains = [100 * (r["networks"]["experts"]["accuracy"] - r["networks"]["base"]["accuracy"]) for r in group]
+    return [f"Experts above the base by the same recipe: {mean_and_deviation(gains)}.", ""]
+
+
+def _groups(group: Sequence[Result]) -> list[str]:
+    lines = []
+    for name, first in group[0].get("groups", {}).items():
+        together = mean_and_deviation([100 * result["groups"][name]["together"] for result in group])
+        lines += [
+            f"Pairs of classes of one {name} that share an expert: {together} per cent; "
+            f"by chance {100 * first['by_chance']:.2f}.",
+            "",
+        ]
+    return lines
+
+
+def _recipe(recipe: Mapping[str, Any]) -> str:
+    drops = ", ".join(str(round(drop * recipe["epochs"])) for drop in recipe["drops"])
+    words = f"{recipe['epochs']} epochs at {recipe['rate']:g}"
+    words += f", a tenth after {drops}" if drops else ""
+    words += f", batch {recipe['batch']}, weight decay {recipe['weight_decay']:g}"
+    words += ", on batch norm too" if recipe.get("decay_norms") else ""
+    return ", ".join([words, *beyond_the_paper(recipe)])

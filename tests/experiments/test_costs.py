@@ -1,0 +1,121 @@
+"""What is missing is priced by what was measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nofe.config import to_json, with_settings
+from nofe.experiments.costs import COMPILED, Left, cost_of, grown, growth_in, left_of, seconds_of_job, steps_in
+from nofe.experiments.reproduce import Job
+from nofe.experiments.tables import TABLES, Experiment
+from nofe.reuse import stage_keys
+
+GROWTH = {2: 0.5, 10: 1.0, 50: 5.0}
+EXPERTS = {row.label: row.experiment for row in TABLES["table-1"].rows}
+
+
+def test_growth_is_that_of_the_file(tmp_path: Path) -> None:
+    assert growth_in(tmp_path) == {}
+    cases = {("base", 0): 1.0, ("loop", 10): 3.0, ("fused", 50): 1.8, ("fused", 10): 1.2}
+    timings = [
+        {"case": {"network": network, "experts": count, "task": "train"}, "ratio_to_base": ratio}
+        for (network, count), ratio in cases.items()
+    ]
+    (tmp_path / "nvidia-x").mkdir()
+    file = tmp_path / "nvidia-x" / "resnet56-c100-train-as-experts-grow.json"
+    file.write_text(json.dumps({"environment": {"date": "2026-11-15"}, "timings": timings}))
+    assert growth_in(tmp_path) == {10: 1.0, 50: pytest.approx(4.0)}
+
+
+def test_growth_between_and_beyond_what_was_measured() -> None:
+    assert [grown(GROWTH, count) for count in (2, 6, 10, 30, 50, 60)] == [0.5, 0.75, 1.0, 3.0, 5.0, 6.0]
+
+
+def test_more_experts_cost_more_and_share_the_price_of_the_trunk() -> None:
+    def seconds(label: str, growth: dict[int, float]) -> float:
+        return seconds_of_job(Job(EXPERTS[label], 0), set(), growth)
+
+    ten, fifty = seconds("fully-balanced, K=10", GROWTH), seconds("fully-balanced, K=50", GROWTH)
+    assert ten == Job(EXPERTS["fully-balanced, K=10"], 0).seconds()
+    assert ten < fifty < 5 * ten
+    assert seconds("fully-balanced, K=50", {}) == ten, "nothing is known of the growth"
+    assert seconds("base", GROWTH) == Job(EXPERTS["base"], 0).seconds()
+
+
+def test_a_shared_stage_is_paid_for_once() -> None:
+    one = EXPERTS["fully-balanced, K=50"]
+    longer = Experiment("longer", with_settings(one.config, ["experts.epochs=150"]))
+    alone, other = (left_of([each], 1, [], GROWTH).seconds for each in (one, longer))
+    generalist = Experiment("generalist", with_settings(one.config, ["until=specialties"]))
+    shared = left_of([generalist], 1, [], GROWTH).seconds
+    assert left_of([one, longer], 1, [], GROWTH).seconds == pytest.approx(alone + other - shared)
+    networks = {stage: {"accuracy": 0.5, "parameters": 1, "seconds": 1.0} for stage in stage_keys(one.config)}
+    done = {"config": json.loads(json.dumps(to_json(one.config))), "networks": networks}
+    assert left_of([one], 1, [done], GROWTH) == Left(0.0, unknown=False)
+
+
+def test_what_nobody_has_measured_is_not_known() -> None:
+    imagenet = TABLES["imagenet"].experiments()
+    assert str(left_of(imagenet, 1, [], GROWTH)) == "not known"
+    assert str(left_of([*imagenet, EXPERTS["base"]], 1, [], GROWTH)).startswith("more than ")
+
+
+def test_training_against_the_base_is_by_steps_of_one_file_and_epochs_of_the_recipes(tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia-x"
+    folder.mkdir()
+
+    def row(network: str, experts: int, milliseconds: float, **more: Any) -> dict[str, Any]:
+        shape = {"architecture": "vgg11-c100", "precision": "tf32", "batch": 128}
+        return shape | {"network": network, "experts": experts, "milliseconds": milliseconds} | more
+
+    def write(name: str, date: str, rows: list[dict[str, Any]]) -> None:
+        (folder / name).write_text(json.dumps({"environment": {"date": date}, "steps": rows}))
+
+    write("a.json", "2026-11-15", [row("base", 0, 1.0), row("fused", 10, 2.0), row("loop", 10, 9.0)])
+    write("b.json", "2026-11-16", [row("fused", 10, 7.0)])  # without its base
+    write("c.json", "2026-11-14", [row("base", 0, 1.0), row("fused", 10, 5.0)])  # older
+    write("d.json", "2026-11-17", [row("base", 0, 1.0, batch=64), row("fused", 10, 5.0, batch=64)])
+    config = next(row for row in TABLES["table-3"].rows if row.label == "vgg11-c100: experts").experiment.config
+    cost = cost_of(config, 12_800, steps_in(tmp_path))
+    assert cost is not None
+    assert cost.step.file == "nvidia-x/a.json"
+    assert (cost.base, cost.generalist, cost.experts) == pytest.approx((14.0, 6.0, 28.0))  # 140, 60 and 140 epochs
+    assert cost_of(EXPERTS["fully-balanced, K=10"].config, 12_800, steps_in(tmp_path)) is None
+
+
+def test_steps_are_read_from_tables_of_the_benchmark(tmp_path: Path) -> None:
+    cases = [("base", COMPILED, 0, 6.0), ("fused", COMPILED, 10, 7.0), ("base", "eager", 0, 30.0)]
+    timings = [
+        {
+            "case": {
+                "network": network,
+                "mode": mode,
+                "task": "train",
+                "classes": 100,
+                "experts": experts,
+                "batch": 128,
+            },
+            "milliseconds": milliseconds,
+        }
+        for network, mode, experts, milliseconds in cases
+    ]
+    table = {"architecture": "resnet56-c100", "environment": {"date": "2026", "precision": "bf16"}, "timings": timings}
+    (tmp_path / "nvidia-x").mkdir()
+    (tmp_path / "nvidia-x" / "t.json").write_text(json.dumps(table))
+    [step] = steps_in(tmp_path)
+    assert (step.milliseconds_of_base, step.milliseconds_of_experts) == (6.0, 7.0)
+
+
+def test_the_guide_s_estimate_for_imagenet_is_that_of_the_measured_step() -> None:
+    root = Path(__file__).parents[2]
+    file = root / "benchmarks" / "results" / "nvidia-h200" / "steps-by-network.json"
+    [step] = [each for each in json.loads(file.read_text())["steps"] if each["architecture"] == "alexnet-caffe"]
+    config = next(row for row in TABLES["imagenet"].rows if row.label == "fully-balanced, K=10").experiment.config
+    assert (step["experts"], step["batch"], step["precision"]) == (10, config.experts.batch, config.precision)
+    epoch = 1_281_167 / step["batch"] * step["milliseconds"] / 1000  # training images of ILSVRC 2012
+    guide = " ".join((root / "docs" / "guide.md").read_text().split())
+    assert f"{step['milliseconds']:.1f} ms for ten experts and 256 images" in guide
+    assert f"make {epoch:.0f} seconds an epoch and {epoch * config.experts.epochs / 3600:.1f} hours" in guide
+    assert f"{round(step['images_per_second'], -2):,.0f} images/s" in guide
