@@ -165,6 +165,53 @@ class Doubles(nn.Module):
         return torch.cat([features, features], 1) + self.conv(features)
 
 
+class Merges(nn.Module):
+    """As HRNet: a list of maps that a block writes to, brought together by a last convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.first = EachMap()
+        self.second = EachMap()
+        self.final = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.fc = nn.Linear(8, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        stem = self.stem(images)
+        maps = self.second(self.first([stem, stem]))
+        return self.fc(self.final(torch.cat([maps[0], maps[1]], 1)).mean((2, 3)))
+
+
+class EachMap(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)])
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        for place, conv in enumerate(self.convs):
+            maps[place] = conv(maps[place])
+        return maps
+
+
+class OnlyOnce(nn.Module):
+    """A layer that goes by more than what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran = False
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.ran:
+            raise RuntimeError("ran before\nin some file")
+        self.ran = True
+        return features
+
+
+class Centres(nn.Sequential):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images - torch.tensor([0.5, 0.4, 0.3])[:, None, None])
+
+
 DOUBLES = nn.Sequential(Doubles(3), Doubles(6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 6))
 
 
@@ -184,6 +231,9 @@ class DropsByFunction(nn.Sequential):
         (DOUBLES, "", ["Sequential: 1 changes the shape", "pass cut=1 to begin", "branch= of your own"]),
         (Chooses(), "", ["cannot follow Chooses.forward", "pass nn.Sequential(trunk, head)"]),
         (DropsByFunction(*plain()), "", ["something else in training (dropout)", "nn.Dropout"]),
+        (Merges(), "second", ["cut=second", "it reads a list", "cut at one of first, final.0, final.1"]),
+        (nn.Sequential(OnlyOnce(), *plain()), "", ["Sequential: 0 cannot be run", "(ran before)", "with cut='1'"]),
+        (Centres(*plain()), "", ["Centres.forward reads a tensor that no layer holds (in", "register_buffer"]),
         (nn.Conv2d(3, 4, 3), "", ["gives (1, 4,", "pass an image classifier"]),
     ],
 )  # fmt: skip
@@ -199,6 +249,26 @@ def test_a_model_that_reads_no_usual_size_is_asked_for_its_own() -> None:
     with pytest.raises(UserError, match="pass image_size="):
         nofe.convert(model, HALVES)
     assert nofe.convert(model, HALVES, image_size=100, cut="1")(torch.zeros(1, 3, 100, 100)).shape == (1, 6)
+
+
+def test_blocks_may_write_to_the_lists_they_read() -> None:
+    torch.manual_seed(0)
+    model = Merges().eval()
+    network = nofe.convert(model, HALVES, image_size=32)
+    assert network.trunk.final.get_submodule("2").__class__ is nn.ReLU
+    assert network(some_images()).shape == (3, 6)
+    cut = nofe.convert(model, HALVES, cut="final", image_size=32)
+    torch.testing.assert_close(cut(some_images()), model(some_images()))
+
+
+@pytest.mark.parametrize(("name", "block"), [("hrnet_w18_small", "GraphModule"), ("vovnet39a", "OsaBlock")])
+def test_networks_that_hand_lists_on_have_a_trunk_and_a_branch(name: str, block: str) -> None:
+    with torch.device("meta"):
+        architecture = architecture_named(f"timm:{name}@64")
+        branch = architecture.branch(5).eval()
+        features = architecture.trunk().eval()(torch.zeros(1, 3, 64, 64))
+        assert branch(features).shape == (1, 5)
+    assert type(branch.block).__name__ == block
 
 
 def test_a_block_that_is_not_fused_is_named_and_the_network_runs() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture
 from nofe.architectures.fit import fit, keep_size
-from nofe.architectures.line import Line, line_of, part_of, require_module
+from nofe.architectures.line import Line, first_line, line_of, part_of, require_module
 from nofe.errors import UserError
 
 Build = Callable[[int], nn.Module]
@@ -165,11 +165,10 @@ def branch_by(plan: Plan, model: nn.Module) -> nn.Module:
         try:
             fit(tail, fit(block, features))
         except (RuntimeError, ValueError) as error:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"{plan.name}: {layers[0].target} changes the shape of what it reads, and no block like it can be put "
-                f"behind it ({first_line}); pass cut={layers[0].target} to begin the experts with it, or a branch= of "
-                "your own"
+                f"behind it ({first_line(error)}); pass cut={layers[0].target} to begin the experts with it, "
+                "or a branch= of your own"
             ) from error
     return nn.Sequential(OrderedDict(block=block, tail=tail))
 
@@ -182,11 +181,19 @@ def _first_of(line: Line, cut: str, name: str) -> fx.Node:
     first = next((step for step in line.steps if _belongs(step, cut)), None)
     if first is None:
         raise UserError(f"cut={cut}: {name} does not run this layer by itself; cut at one of {_cuts(line)}")
-    crossing = line.crossing(first)
-    if len(crossing) != 1 or crossing[0].op == "placeholder":
-        reason = "nothing comes before it" if len(crossing) == 1 else f"{len(crossing)} values cross it"
+    if reason := _in_the_way(line, first):
         raise UserError(f"cut={cut}: {name} cannot be cut before this layer ({reason}); cut at one of {_cuts(line)}")
     return first
+
+
+def _in_the_way(line: Line, first: fx.Node) -> str:
+    """Why the model cannot be cut before this step; empty where one tensor alone passes."""
+    crossing = line.crossing(first)
+    if len(crossing) != 1:
+        return f"{len(crossing)} values cross it"
+    if crossing[0].op == "placeholder":
+        return "nothing comes before it"
+    return "" if crossing[0] in line.shapes else "it reads a list or the like, not one tensor"
 
 
 def _belongs(step: fx.Node, path: str) -> bool:
@@ -196,21 +203,17 @@ def _belongs(step: fx.Node, path: str) -> bool:
 
 def _after(line: Line, step: fx.Node, name: str) -> fx.Node:
     """The first step after `step`, which must be all that it and the later ones read."""
-    steps = line.steps
-    following = steps[steps.index(step) + 1] if step is not steps[-1] else None
-    if following is None or line.crossing(following) != [step]:
+    if not line.ends_alone(step):
         raise UserError(
             f"{name}: what follows {step.target} reads earlier layers as well, so there is no trunk up to it; "
             f"pass cut= one of {_cuts(line)}"
         )
-    return following
+    return line.steps[line.steps.index(step) + 1]
 
 
 def _cuts(line: Line) -> str:
-    """Names of layers before which one value alone passes."""
-    [images] = [node for node in line.graph.nodes if node.op == "placeholder"]
-    calls = [step for step in line.steps if step.op == "call_module"]
-    names = [str(step.target) for step in calls if len(line.crossing(step)) == 1 and line.crossing(step) != [images]]
+    """Names of layers before which one tensor alone passes."""
+    names = [str(step.target) for step in line.steps if step.op == "call_module" and not _in_the_way(line, step)]
     return ", ".join(names[-6:]) or "none: no layer has a single input; pass nn.Sequential(trunk, head) with cut='1'"
 
 
@@ -226,13 +229,16 @@ def _last_block(line: Line, model: nn.Module, name: str) -> list[fx.Node]:
     calls = [step for step in line.steps if step.op == "call_module" and step.target not in holds_classifier]
     kinds = Counter(type(module) for module in model.modules())
     blocks = [step for step in calls if _has_structure(model.get_submodule(str(step.target)), line, step)]
-    for step in reversed(blocks):
-        module = model.get_submodule(str(step.target))
-        keeps_shape = line.shapes[step] == line.shapes[step.all_input_nodes[0]]
-        if kinds[type(module)] > 1 or keeps_shape or _pads(module):
-            return [step]
     convolutions = [step for step in calls if isinstance(model.get_submodule(str(step.target)), nn.Conv2d)]
     convolutions = [step for step in convolutions if len(line.crossing(step)) == 1]
+    for step in reversed(blocks):
+        module = model.get_submodule(str(step.target))
+        keeps_shape = line.shapes[step] == line.shapes.get(step.all_input_nodes[0])
+        if kinds[type(module)] > 1 or keeps_shape or _pads(module):
+            later = [each for each in convolutions if calls.index(each) > calls.index(step)]
+            if later and not line.ends_alone(step):  # HRNet: four maps of blocks, which a convolution brings together
+                break
+            return [step]
     if convolutions:
         return _with_norm_and_activation(line, model, convolutions[-1])
     if blocks:

@@ -48,6 +48,11 @@ class Line:
                 seen.add(node)
         return before
 
+    def ends_alone(self, step: fx.Node) -> bool:
+        """Whether what `step` gives is all that the steps after it read, and there are such."""
+        following = self.steps[self.steps.index(step) + 1 :]
+        return bool(following) and self.crossing(following[0]) == [step]
+
     def part(self, first: fx.Node | None, last: fx.Node | None) -> fx.Graph:
         """The steps from `first`, or the beginning, up to and with `last`, or the end, as a graph of one input."""
         [source] = [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -80,7 +85,7 @@ def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Lin
 
     graph = _followed(model, opens, name)
     classifier = _last_with_weights(model, image, name)
-    return Line(graph, _shapes(model, graph, image), classifier)
+    return Line(graph, _shapes(model, graph, image, name), classifier)
 
 
 def part_of(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
@@ -125,10 +130,9 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
     try:
         graphs = [_Tracer(opens).trace(OneInput(model.train(mode))) for mode in (True, False)]
     except Exception as error:  # fx says in many ways that it cannot follow the code
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{name}: cannot follow {type(model).__name__}.forward ({first_line}); move what depends on values or "
-            "sizes into a module of its own, or pass nn.Sequential(trunk, head) with cut='1'"
+            f"{name}: cannot follow {type(model).__name__}.forward ({first_line(error)}); move what depends on "
+            "values or sizes into a module of its own, or pass nn.Sequential(trunk, head) with cut='1'"
         ) from error
     finally:
         model.train(was_training)
@@ -140,9 +144,18 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
                 "write dropout as nn.Dropout and leave extra outputs out"
             )
     for node in training:
+        if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
+            raise UserError(
+                f"{name}: {type(model).__name__}.forward reads a tensor that no layer holds ({_readers(node)}); keep "
+                "it as a buffer (register_buffer), or hand it on as an argument"
+            )
         if node.op in ("call_module", "get_attr"):
             node.target = str(node.target).removeprefix(ROOT + ".")
     return graphs[0]
+
+
+def _readers(node: fx.Node) -> str:
+    return "in " + ", ".join(user.name for user in node.users)
 
 
 def _stage_classes(model: nn.Module) -> set[type[nn.Module]]:
@@ -166,7 +179,15 @@ def _only_calls_in_turn(module: nn.Module) -> bool:
         return False
     nodes = [node for node in graph.nodes if node.op not in ("get_attr", "output")]
     readers = [[user for user in node.users if user.target not in LOOKS_AT_SHAPE] for node in nodes]
-    return all(len(users) <= 1 for users in readers) and any(node.op == "call_module" for node in nodes)
+    one_each = all(len(users) <= 1 for users in readers) and all(_reads_once(node) for node in nodes)
+    return one_each and any(node.op == "call_module" for node in nodes)
+
+
+def _reads_once(step: fx.Node) -> bool:
+    """Not the same value twice, as VoVNet's blocks read theirs and a list with it in."""
+    read: list[fx.Node] = []
+    fx.node.map_arg((step.args, step.kwargs), lambda each: read.append(each) or each)  # type: ignore[func-returns-value]
+    return len(set(read)) == len(read)
 
 
 def _blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -192,9 +213,9 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
         with torch.no_grad():
             logits = model.eval()(image)
     except Exception as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{name}: cannot read images of {image.shape[-1]} pixels ({first_line}); name another size, as in NAME@224"
+            f"{name}: cannot read images of {image.shape[-1]} pixels ({first_line(error)}); name another size, "
+            "as in NAME@224"
         ) from error
     finally:
         model.train(was_training)
@@ -208,18 +229,47 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
     return ran[-1]
 
 
-def _shapes(model: nn.Module, graph: fx.Graph, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
+def _shapes(model: nn.Module, graph: fx.Graph, image: Tensor, name: str) -> dict[fx.Node, tuple[int, ...]]:
     shapes: dict[fx.Node, tuple[int, ...]] = {}
 
+    reached: list[fx.Node] = []
+
     class Noting(fx.Interpreter):
+        def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+            return _of_its_own(super().fetch_args_kwargs_from_env(n))
+
         def run_node(self, n: fx.Node) -> Any:
+            reached.append(n)
             value = super().run_node(n)
             if isinstance(value, Tensor):
                 shapes[n] = tuple(value.shape)
             return value
 
     was_training = model.training
-    with torch.no_grad():
-        Noting(model.eval(), graph=graph).run(image)
-    model.train(was_training)
+    try:
+        with torch.no_grad():
+            Noting(model.eval(), graph=graph).run(image)
+    except Exception as error:  # whatever the code of a layer says
+        step = reached[-1]
+        layer = step.target if step.op == "call_module" else step.name
+        raise UserError(
+            f"{name}: {layer} cannot be run as a step by itself ({first_line(error)}); write it as a module that "
+            "depends on what it reads alone, or pass nn.Sequential(trunk, head) with cut='1'"
+        ) from error
+    finally:
+        model.train(was_training)
     return shapes
+
+
+def _of_its_own(arguments: Any) -> Any:
+    """Lists and dictionaries that a layer may write to, as HRNet's and VoVNet's do; those of a graph are closed."""
+    if isinstance(arguments, dict):
+        return {name: _of_its_own(each) for name, each in arguments.items()}
+    if type(arguments) is tuple or isinstance(arguments, list):
+        return (tuple if isinstance(arguments, tuple) else list)(_of_its_own(each) for each in arguments)
+    return arguments
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, without what torch adds below."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
