@@ -13,8 +13,10 @@ from nofe.architectures import architecture_named, zoo
 from nofe.architectures.options import architecture_with
 from nofe.config import with_settings
 from nofe.data import Dataset
+from nofe.errors import UserError
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
+from nofe.runs import Run
 from test_cli import answered, refusal, write_animals
 
 SHORT = {
@@ -64,6 +66,26 @@ def test_a_trunk_that_is_not_frozen_learns_from_where_the_weights_are(
         name for name in given if name.endswith("running_mean") and not torch.equal(saved[f"trunk.{name}"], given[name])
     ]
     assert norms
+
+
+def own_network(classes: int) -> torch.nn.Module:
+    model: torch.nn.Module = timm.create_model("test_resnet", num_classes=classes)
+    return model
+
+
+def test_a_function_that_builds_a_network_is_known_by_where_it_stands(dataset: Dataset, tmp_path: Path) -> None:
+    settings = SHORT | {"base.by": "none"}
+    nofe.train(tmp_path / "run", dataset, own_network, 2, settings=settings, device="cpu", quiet=True)
+    assert Run(tmp_path / "run").read_config()["architecture"] == f"python:{__name__}:own_network"
+    assert nofe.load(tmp_path / "run")(torch.zeros(1, 3, 32, 32)).shape == (1, dataset.classes)
+
+
+def test_a_network_that_has_no_name_is_refused_with_the_next_move(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"architecture: a \w+ that is built already .* the function or class"):
+        nofe.train(tmp_path / "run", dataset, own_network(4))
+    with pytest.raises(UserError, match=r"lambda> cannot be found again .* 'python:my_module:my_function'"):
+        nofe.train(tmp_path / "run", dataset, lambda classes: own_network(classes))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("options", [{}, {"adapt.cut": "layer4"}, {"adapt.parameters": 600_000}], ids=str)

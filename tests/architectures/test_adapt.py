@@ -117,6 +117,39 @@ def test_a_branch_of_the_users_own() -> None:
     assert network(some_images()).shape == (3, 6)
 
 
+def read(channels: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
+
+
+@pytest.mark.parametrize("width", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("branch", "said"),
+    [
+        (lambda classes: read(8, classes - 1), ["gives (1, 2)", "a specialty of 3 classes", "(N, 3)"]),
+        (lambda classes: nn.Conv2d(8, classes, 1), ["gives (1, 3, 2, 2)", "(N, 3)"]),
+        (lambda classes: read(9, classes), ["cannot read what the trunk gives, (1, 8, 2, 2)", "first layer"]),
+        (lambda classes: "a linear layer", ["gives 'a linear layer'", "return an nn.Module"]),
+        (read(8, 3), ["is one Sequential", "lambda classes:"]),
+    ],
+)
+def test_a_branch_that_does_not_fit_is_refused_before_it_is_run(branch: object, said: list[str], width: float) -> None:
+    with pytest.raises(UserError, match=r"^branch: ") as error:
+        nofe.convert(plain(), HALVES, cut="flatten", branch=branch, width=width)  # type: ignore[arg-type]
+    assert all(words in str(error.value) for words in said), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_specialties_may_be_a_number_for_each_class() -> None:
+    model = plain().eval()
+    given = HALVES.specialty_of_class.tolist()
+    network = nofe.convert(model, given, cut="fc1")
+    torch.testing.assert_close(network(some_images()), nofe.convert(model, HALVES, cut="fc1")(some_images()))
+    with pytest.raises(UserError, match="class 5 is in specialty 7"):
+        nofe.convert(model, [*given[:-1], 7])
+    with pytest.raises(UserError, match=r"not an nn\.Module; pass the network itself"):
+        nofe.convert("resnet18", HALVES)  # type: ignore[arg-type]
+
+
 def test_with_a_cut_experts_begin_as_the_generalists_head() -> None:
     torch.manual_seed(0)
     architecture = architecture_named("timm:test_resnet@32", "layer4")

@@ -39,6 +39,27 @@ def trust(name: str) -> None:
     _trusted.add(name)
 
 
+def name_of(architecture: str | Build) -> str:
+    """A run is repeated from its folder, so a network is known by a name: of a function or class, where it stands."""
+    if isinstance(architecture, str):
+        return architecture
+    if isinstance(architecture, nn.Module):
+        raise UserError(
+            f"architecture: a {type(architecture).__name__} that is built already has its number of classes, and no "
+            "name that the run folder could keep; pass the function or class that builds one for a number of classes, "
+            "and its weights as settings={'adapt.weights': FILE}; or nofe.convert it"
+        )
+    module, name = getattr(architecture, "__module__", ""), getattr(architecture, "__qualname__", "")
+    in_module = getattr(sys.modules.get(module), name, None) is architecture
+    if not in_module or module == "__main__":
+        raise UserError(
+            f"architecture: {name or repr(architecture)} cannot be found again by name; define the function in a "
+            "module that can be imported, not in the script or inside another function, and pass it, or "
+            "'python:my_module:my_function'"
+        )
+    return f"python:{module}:{name}"
+
+
 def zoo_architecture(name: str, cut: str = "") -> Architecture:
     source, size = _split(name)
     library, _, network = source.partition(":")

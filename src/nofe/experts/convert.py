@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Callable
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from nofe.architectures.adapt import adapted
 from nofe.architectures.fit import drawn_anew, outputs_of, with_outputs
-from nofe.architectures.width import with_branch_width
+from nofe.architectures.line import first_line
+from nofe.architectures.width import features_of, with_branch_width
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts
 from nofe.specialties import Specialties
@@ -18,7 +20,7 @@ Branch = Callable[[int], nn.Module]
 
 def convert(
     model: nn.Module,
-    specialties: Specialties,
+    specialties: Specialties | npt.ArrayLike,
     cut: str | None = None,
     branch: Branch | None = None,
     width: float = 1.0,
@@ -27,6 +29,7 @@ def convert(
 ) -> NetworkOfExperts:
     """A network of experts with the trunk of `model`, which is not changed.
 
+    `specialties` may be given as the number of the specialty of each class, [0, 0, 1, ...].
     Without a `cut` each branch is one new block of the kind the model's last stage is made of, then normalisation,
     pooling and classifier as the model has them, all drawn anew. With one, each branch is a copy of all that follows;
     where the model has one output for each class, each expert's classifier is the rows of its classes, and the network
@@ -34,11 +37,16 @@ def convert(
     `width` scales the layers inside a branch. `image_size` is the side of the images that the model reads, found by
     trying 224, 32 and others if it is not given.
     """
+    _require_callables(model, branch)
+    if not isinstance(specialties, Specialties):
+        specialties = Specialties(specialties)
     size = image_size or _readable_size(model)
     with torch.device("meta"):
         structure = copy.deepcopy(model).to("meta")
     name = type(model).__name__
-    plan = adapted(lambda outputs: copy.deepcopy(structure), name, size, cut=cut or "", branch=branch)
+    plan = adapted(lambda outputs: copy.deepcopy(structure), name, size, cut=cut or "")
+    if branch is not None:
+        branch = _checked(branch, features_of(plan))
     assert plan.classifier_layer is not None
     last = plan.classifier_layer()
 
@@ -65,6 +73,43 @@ def convert(
     place = next(model.parameters())
     network = NetworkOfExperts(trunk, experts, specialties).to(place.device, place.dtype)
     return network.train(model.training)
+
+
+def _require_callables(model: object, branch: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: is {model!r:.60}, not an nn.Module; pass the network itself, already built")
+    if branch is not None and (isinstance(branch, nn.Module) or not callable(branch)):
+        raise UserError(
+            f"branch: is one {type(branch).__name__} for experts of any size; pass a function that takes a number of "
+            "classes and gives a new module, such as lambda classes: nn.Linear(64, classes)"
+        )
+
+
+def _checked(branch: Branch, features: tuple[int, ...]) -> Branch:
+    """Of the user's own: reads what the trunk gives, and gives a logit for each class of its specialty."""
+
+    def checked(count: int) -> nn.Module:
+        expert = branch(count)
+        if not isinstance(expert, nn.Module):
+            raise UserError(f"branch: gives {expert!r:.60} for {count} classes; return an nn.Module")
+        place = next(expert.parameters(), torch.empty(0))
+        try:
+            with torch.no_grad():
+                logits = expert.eval()(torch.zeros(features, device=place.device, dtype=place.dtype))
+        except Exception as error:  # whatever a layer says of what it cannot read
+            raise UserError(
+                f"branch: cannot read what the trunk gives, {features} for one image ({first_line(error)}); make its "
+                "first layer one for that shape"
+            ) from error
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if given != (1, count):
+            raise UserError(
+                f"branch: gives {given} for one image and a specialty of {count} classes; end it with one output for "
+                f"each class, (N, {count})"
+            )
+        return expert.train()
+
+    return checked
 
 
 def _share_out(classifier: nn.Module, experts: list[nn.Module], specialties: Specialties, last: str) -> None:
