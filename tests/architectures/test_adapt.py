@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import nofe
@@ -281,7 +282,44 @@ def test_a_model_that_reads_no_usual_size_is_asked_for_its_own() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 98 * 98, 6))
     with pytest.raises(UserError, match="pass image_size="):
         nofe.convert(model, HALVES)
+    with pytest.raises(UserError, match=r"usual size \(224 pixels: .*197136.*38416, 6"):
+        nofe.convert(model, HALVES)
     assert nofe.convert(model, HALVES, image_size=100, cut="1")(torch.zeros(1, 3, 100, 100)).shape == (1, 6)
+
+
+class OwnChoice(nn.Module):
+    """Goes by values as `Chooses` does, but inside a layer."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features if features.sum() > 0 else -features
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Chooses(), ["goes by the values that it reads", "take that out"]),
+        (nn.Sequential(OwnChoice(), *plain()), ["goes by the values that it reads", "take that out"]),
+        (nn.Sequential(nn.Conv2d(1, 3, 1), *plain()), ["three channels", "224 pixels: Invalid channel"]),
+        (timm.create_model("levit_128s", num_classes=6), ["head_dist.linear alone", "head.linear", "distilled=False"]),
+        (torchvision.models.googlenet(num_classes=6, init_weights=False), ["something else in training", "aux_logits"]),
+    ],
+)
+def test_the_reason_is_the_networks_own_and_not_the_size(model: nn.Module, said: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        nofe.convert(model, HALVES)
+    assert all(words in str(error.value) for words in said), error.value
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "block"), [("googlenet", "Inception"), ("inception_v3", "InceptionE")])
+def test_networks_of_torchvision_with_extra_outputs_are_built_without(name: str, block: str) -> None:
+    architecture = architecture_named(f"torchvision:{name}@96")
+    with torch.device("meta"):
+        branch, trunk = architecture.branch(5), architecture.trunk()
+        assert branch(trunk(torch.zeros(2, 3, 96, 96))).shape == (2, 5)
+        assert not [path for path in trunk.state_dict() if path.lower().startswith("aux")]
+    assert type(branch.block).__name__ == block
+    assert trunk.input_scale.std == (0.5, 0.5, 0.5)
 
 
 def test_blocks_may_write_to_the_lists_they_read() -> None:
@@ -305,8 +343,6 @@ def test_networks_that_hand_lists_on_have_a_trunk_and_a_branch(name: str, block:
 
 
 def test_a_block_that_is_not_fused_is_named_and_the_network_runs() -> None:
-    import torchvision
-
     model = torchvision.models.shufflenet_v2_x0_5(num_classes=6).eval()
     network = nofe.convert(model, HALVES, image_size=32)
     with pytest.raises(NotFusable, match=r"chunk in block"):

@@ -141,7 +141,8 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
         if (one.op, one.target, one.kwargs, str(one.args)) != (other.op, other.target, other.kwargs, str(other.args)):
             raise UserError(
                 f"{name}: {type(model).__name__}.forward does something else in training ({one.name}); "
-                "write dropout as nn.Dropout and leave extra outputs out"
+                "write dropout as nn.Dropout, and build it without outputs for training alone (torchvision: "
+                "aux_logits=False)"
             )
     for node in training:
         if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
@@ -213,6 +214,7 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
         with torch.no_grad():
             logits = model.eval()(image)
     except Exception as error:
+        require_shapes_alone(error, name)
         raise UserError(
             f"{name}: cannot read images of {image.shape[-1]} pixels ({first_line(error)}); name another size, "
             "as in NAME@224"
@@ -268,6 +270,15 @@ def _of_its_own(arguments: Any) -> Any:
     if type(arguments) is tuple or isinstance(arguments, list):
         return (tuple if isinstance(arguments, tuple) else list)(_of_its_own(each) for each in arguments)
     return arguments
+
+
+def require_shapes_alone(error: Exception, name: str) -> None:
+    """A network is laid out without numbers (torch's meta device); code that asks for one is in the way."""
+    if "meta tensor" in str(error).lower():
+        raise UserError(
+            f"{name}: a layer goes by the values that it reads, not by their shapes alone ({first_line(error)}), so "
+            "that it has no one structure to share out; take that out of its forward"
+        ) from error
 
 
 def first_line(error: Exception) -> str:

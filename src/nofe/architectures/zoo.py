@@ -25,6 +25,9 @@ SOURCES = {
     "python:MODULE:NAME": "your own: NAME(classes) of MODULE gives an nn.Module over so many classes",
 }
 IMAGENET_STD = (0.229, 0.224, 0.225)
+# In training these two give the logits of side branches as well, and their weights are for pixels of -1..1.
+WITH_EXTRA_OUTPUTS = ("googlenet", "inception_v3")
+INCEPTION_STD = (0.5, 0.5, 0.5)
 SMALL_IMAGES = 64  # pixels up to which images are stored as they are read; larger ones have a margin to crop from
 
 _trusted: set[str] = set()
@@ -141,13 +144,16 @@ def _torchvision(name: str, network: str, size: int | None) -> _Found:
     if network not in known:
         raise UserError(f"architecture {name!r}: torchvision has no such classifier; {_nearest(network, known)}")
     crop = models.get_model_weights(network).DEFAULT.transforms().crop_size
-    extra = {"image_size": size} if size is not None and network.startswith("vit_") else {}
+    extra: dict[str, Any] = {"image_size": size} if size is not None and network.startswith("vit_") else {}
+    std = IMAGENET_STD
+    if network in WITH_EXTRA_OUTPUTS:
+        extra, std = {"aux_logits": False, "init_weights": True}, INCEPTION_STD
 
     def build(outputs: int) -> nn.Module:
         model: nn.Module = models.get_model(network, weights=None, num_classes=outputs, **extra)
         return model
 
-    return build, int(crop[0]), IMAGENET_STD, f"torchvision's {network}"
+    return build, int(crop[0]), std, f"torchvision's {network}"
 
 
 def _python(name: str, network: str, size: int | None) -> _Found:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nofe.architectures.adapt import adapted
 from nofe.architectures.fit import drawn_anew, outputs_of, with_outputs
-from nofe.architectures.line import first_line
+from nofe.architectures.line import WITH_WEIGHTS, first_line, require_shapes_alone
 from nofe.architectures.width import features_of, with_branch_width
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts
@@ -49,6 +49,7 @@ def convert(
         branch = _checked(branch, features_of(plan))
     assert plan.classifier_layer is not None
     last = plan.classifier_layer()
+    _require_one_classifier(structure, last, size, name)
 
     def copied(outputs: int) -> nn.Module:
         again = copy.deepcopy(model)
@@ -124,17 +125,47 @@ def _share_out(classifier: nn.Module, experts: list[nn.Module], specialties: Spe
                 tensor.copy_(source[rows])
 
 
+def _require_one_classifier(structure: nn.Module, last: str, size: int, name: str) -> None:
+    """Experts have other numbers of outputs, which one layer alone may decide."""
+    outputs = outputs_of(structure.get_submodule(last))
+    alike = [
+        path
+        for path, layer in structure.named_modules()
+        if path != last and isinstance(layer, WITH_WEIGHTS) and outputs_of(layer) == outputs
+    ]
+    changed = copy.deepcopy(structure).eval()
+    with_outputs(changed, last, outputs + 1)
+    try:
+        with torch.no_grad():
+            given = changed(torch.zeros(1, 3, size, size, device="meta")).shape[-1]
+    except Exception as error:  # whatever the code after the classifier says
+        given, reason = None, first_line(error)
+    else:
+        reason = f"with one more output of it the logits are {given}"
+    if given != outputs + 1:
+        others = f"; it has {', '.join(alike)} with as many outputs" if alike else ""
+        raise UserError(
+            f"{name}: its logits are not those of its last layer {last} alone ({reason}){others}; build it with a "
+            "single classifier (timm: distilled=False), or train it by name, as timm:NAME"
+        )
+
+
 def _readable_size(model: nn.Module) -> int:
     """The first usual size that the model reads; its weights do not say."""
     structure = copy.deepcopy(model).to("meta").eval()
+    name, reasons = type(model).__name__, []
     for size in (224, 32, 64, 128, 28, 256, 299, 384):
         try:
             with torch.no_grad():
                 logits = structure(torch.zeros(1, 3, size, size, device="meta"))
-        except Exception:  # whatever a layer says of a size that it cannot read
+        except Exception as error:  # whatever a layer says of a size that it cannot read
+            require_shapes_alone(error, name)
+            reasons.append(f"{size} pixels: {first_line(error)}")
             continue
         if isinstance(logits, Tensor):
             return size
+        reasons.append(f"{size} pixels: it gives {type(logits).__name__}, not a tensor of logits")
     raise UserError(
-        f"{type(model).__name__}: reads images of no usual size; pass image_size= the side of its images in pixels"
+        f"{name}: cannot read images of three channels at a usual size ({reasons[0]}); pass image_size= the "
+        "side of its images in pixels, or where it reads other channels a network for three"
     )
