@@ -1,8 +1,10 @@
 """Where networks are cut, how branches are sized, where weights come from, and what is said when that cannot be."""
 
+import copy
 import pickle
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
@@ -249,9 +252,9 @@ class Centres(nn.Sequential):
 DOUBLES = nn.Sequential(Doubles(3), Doubles(6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 6))
 
 
-class DropsByFunction(nn.Sequential):
+class ShakenInTraining(nn.Sequential):
     def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.dropout(super().forward(images), 0.5, self.training)
+        return super().forward(images + torch.randn_like(images) if self.training else images)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +267,7 @@ class DropsByFunction(nn.Sequential):
         (Skips(), "after", ["cut=after", "2 values cross it", "cut at one of late, fc"]),
         (DOUBLES, "", ["Sequential: 1 changes the shape", "pass cut=1 to begin", "branch= of your own"]),
         (Chooses(), "", ["cannot follow Chooses.forward", "pass nn.Sequential(trunk, head)"]),
-        (DropsByFunction(*plain()), "", ["something else in training (dropout)", "nn.Dropout"]),
+        (ShakenInTraining(*plain()), "", ["something else in training (randn_like)", "nn.Dropout", "aux_logits"]),
         (Merges(), "second", ["cut=second", "it reads a list", "cut at one of first, final.0, final.1"]),
         (nn.Sequential(OnlyOnce(), *plain()), "", ["Sequential: 0 cannot be run", "(ran before)", "with cut='1'"]),
         (Centres(*plain()), "", ["Centres.forward reads a tensor that no layer holds (in", "register_buffer"]),
@@ -320,6 +323,88 @@ def test_networks_of_torchvision_with_extra_outputs_are_built_without(name: str,
         assert not [path for path in trunk.state_dict() if path.lower().startswith("aux")]
     assert type(branch.block).__name__ == block
     assert trunk.input_scale.std == (0.5, 0.5, 0.5)
+
+
+class ByFunctions(nn.Module):
+    """What stands between `conv2` and `fc` is one of the ways to write it."""
+
+    def __init__(self, flat: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5)
+        self.conv2 = nn.Conv2d(6, 8, 5)
+        self.fc = nn.Linear(8 * 5 * 5, 6)
+        self.flat = flat
+
+    def forward(self, images: Tensor) -> Tensor:
+        early = F.max_pool2d(F.relu(self.conv1(images)), 2)
+        return self.fc(self.flat(F.max_pool2d(F.relu(self.conv2(early)), 2), early))
+
+
+def with_sizes_unpacked(features: Tensor, early: Tensor) -> Tensor:
+    images, _, _, _ = features.size()
+    return features.view(images, -1)
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        lambda features, early: features.view(features.size(0), -1),
+        lambda features, early: features.view(features.size()[0], 200),
+        lambda features, early: features.reshape((features.shape[0], -1)),
+        lambda features, early: torch.reshape(features, (features.shape[0], 200)),
+        lambda features, early: features.view(early.size(0), -1),  # the number would cross the cut
+        lambda features, early: features.view(-1, 200),
+        lambda features, early: features.view(features.size(0), 8, -1).flatten(1),
+        with_sizes_unpacked,
+    ],
+)
+def test_views_by_the_number_of_images_are_cut_after_the_pooling_and_fused(
+    flat: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model = ByFunctions(flat).eval()
+    network = nofe.convert(model, HALVES, image_size=32)
+    assert network.trunk(some_images()).shape == (3, 8, 5, 5)
+    assert network.branches()[0].tail.fc.weight.shape == (3, 200)  # the new convolution takes no pixels off
+    expected = network(some_images())
+    assert network.fuse()
+    torch.testing.assert_close(network(some_images()), expected)
+    same = nofe.convert(model, HALVES, cut="conv2", image_size=32)
+    assert same.fuse()
+    torch.testing.assert_close(same(some_images()), model(some_images()))
+
+
+def test_a_view_that_puts_something_else_first_is_left_alone() -> None:
+    """The first size of a map turned round is its channels, and as many images as that is chance."""
+    from nofe.architectures.images_first import without_counting_images
+
+    class Turned(nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return features.permute(1, 0, 2, 3).reshape(features.size(0), -1)
+
+    graph = torch.fx.Tracer().trace(Turned())
+    without_counting_images(graph)
+    features = torch.randn(3, 3, 2, 2)
+    assert torch.equal(torch.fx.GraphModule(Turned(), graph)(features), Turned()(features))
+    assert [node.target for node in graph.nodes if node.op == "call_method"] == ["permute", "size", "reshape"]
+
+
+class DropsByFunction(nn.Sequential):
+    def forward(self, images: Tensor) -> Tensor:
+        return F.dropout(super().forward(images), 0.5, self.training)
+
+
+def test_dropout_by_a_function_drops_in_training_alone() -> None:
+    torch.manual_seed(0)
+    model = DropsByFunction(*plain().children()).eval()
+    network = nofe.convert(model, HALVES, cut="8", image_size=32)
+    assert not [name for name, _ in model.named_modules() if "functional" in name]
+    for _ in range(2):
+        torch.testing.assert_close(network.eval()(some_images()), model(some_images()))
+        learning = copy.deepcopy(network).train()  # whose batch norms move on
+        zeros = (learning(some_images(100)) == 0).float().mean()
+        assert 0.4 < zeros < 0.6
+        assert network.fuse()
 
 
 def test_blocks_may_write_to_the_lists_they_read() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture
 from nofe.architectures.fit import fit, keep_size
-from nofe.architectures.line import Line, first_line, line_of, part_of, require_module
+from nofe.architectures.line import LAYER, Line, first_line, line_of, part_of, require_module
 from nofe.errors import UserError
 
 Build = Callable[[int], nn.Module]
@@ -24,6 +24,7 @@ Build = Callable[[int], nn.Module]
 NORMS_AND_ACTIVATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.ReLU, nn.ReLU6, nn.LeakyReLU,
                          nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Mish, nn.PReLU, nn.Sigmoid, nn.Tanh)  # fmt: skip
 ACTIVATION_FUNCTIONS = {nn.functional.relu, torch.relu, nn.functional.gelu, nn.functional.silu, "relu", "relu_"}
+MAX_POOLING = {nn.functional.max_pool2d, torch.max_pool2d}
 SCALE = "input_scale"
 
 
@@ -213,7 +214,8 @@ def _after(line: Line, step: fx.Node, name: str) -> fx.Node:
 
 def _cuts(line: Line) -> str:
     """Names of layers before which one tensor alone passes."""
-    names = [str(step.target) for step in line.steps if step.op == "call_module" and not _in_the_way(line, step)]
+    layers = [step for step in line.steps if step.op == "call_module" and LAYER not in step.meta]
+    names = [str(step.target) for step in layers if not _in_the_way(line, step)]
     return ", ".join(names[-6:]) or "none: no layer has a single input; pass nn.Sequential(trunk, head) with cut='1'"
 
 
@@ -265,7 +267,8 @@ def _with_pooling(line: Line, model: nn.Module, step: fx.Node) -> fx.Node:
     """The max pooling that ends a stage of plain convolutions, unless it leaves a single pixel."""
     steps = line.steps
     following = steps[steps.index(step) + 1] if step is not steps[-1] else step
-    if following.op == "call_module" and isinstance(model.get_submodule(str(following.target)), nn.MaxPool2d):
+    layer = model.get_submodule(str(following.target)) if following.op == "call_module" else None
+    if isinstance(layer, nn.MaxPool2d) or following.target in MAX_POOLING:
         return following if line.shapes[following][-1] > 1 else step
     return step
 

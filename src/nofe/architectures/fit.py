@@ -30,13 +30,22 @@ def fit(module: nn.Module, features: Tensor) -> Tensor:
 def keep_size(block: nn.Module) -> None:
     """Make a block that halves the map, or changes the channels, one that does neither."""
     for layer in block.modules():
-        if isinstance(layer, nn.Conv2d) and layer.stride != (1, 1):
+        if isinstance(layer, nn.Conv2d):
             layer.stride = (1, 1)
+            _pad(layer)
         if isinstance(layer, nn.AvgPool2d | nn.MaxPool2d) and layer.stride not in (1, (1, 1)):
             layer.kernel_size, layer.stride, layer.padding = 1, 1, 0
     for flag in SKIP_FLAGS:
         if getattr(block, flag, None) is False:
             setattr(block, flag, True)
+
+
+def _pad(layer: nn.Conv2d) -> None:
+    """A convolution of odd sides without padding, LeNet's, takes pixels off the map; timm's own pad themselves."""
+    if type(layer).forward is nn.Conv2d.forward and isinstance(layer.padding, tuple):
+        sides = zip(layer.kernel_size, layer.dilation, layer.padding, strict=True)
+        padding = tuple(padding or (dilation * (side - 1) // 2 if side % 2 else 0) for side, dilation, padding in sides)
+        layer.padding = cast("tuple[int, int]", padding)
 
 
 def outputs_of(layer: nn.Module) -> int:

@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from nofe.architectures.images_first import without_counting_images
 from nofe.errors import UserError
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
 ROOT = "model"
+DROPOUTS: dict[Any, Callable[[float], nn.Module]] = {
+    F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.alpha_dropout: nn.AlphaDropout,
+}  # fmt: skip
+LAYER = "layer"  # among what is noted of a step: the layer that stands for it, with the model in either mode
 LOOKS_AT_SHAPE: set[Any] = {"dim", "size", getattr, torch._assert}
 
 
@@ -76,7 +82,10 @@ class Line:
 
 
 def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Line:
-    """Follow `model` on one image; `opened` is the path of a module that is to be seen as a step of its own."""
+    """Follow `model` on one image; `opened` is the path of a module that is to be seen as a step of its own.
+
+    Layers that stand for functions are added to `model`, here and by `part_of`.
+    """
     stages = _stage_classes(model)
     on_the_way = {opened[:end] for end in range(len(opened)) if opened[end] == "."}
 
@@ -84,12 +93,16 @@ def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Lin
         return path == "" or path in on_the_way or _is_sequential(module) or type(module) in stages
 
     graph = _followed(model, opens, name)
+    without_counting_images(graph)
+    _dropouts_as_layers(graph)
+    _add_layers(model, graph)
     classifier = _last_with_weights(model, image, name)
     return Line(graph, _shapes(model, graph, image, name), classifier)
 
 
 def part_of(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """Those layers of `model` that `graph` names, under their own names."""
+    _add_layers(model, graph)
     return fx.GraphModule(model, copy.deepcopy(graph))
 
 
@@ -138,7 +151,9 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
         model.train(was_training)
     training, evaluation = (list(graph.nodes) for graph in graphs)
     for one, other in zip(training, evaluation, strict=False):
-        if (one.op, one.target, one.kwargs, str(one.args)) != (other.op, other.target, other.kwargs, str(other.args)):
+        if _drops_in_training(one, other):
+            one.meta[LAYER] = DROPOUTS[one.target](float(cast(Any, one.kwargs["p"])))
+        elif (one.op, one.target, one.kwargs, str(one.args)) != (other.op, other.target, other.kwargs, str(other.args)):
             raise UserError(
                 f"{name}: {type(model).__name__}.forward does something else in training ({one.name}); "
                 "write dropout as nn.Dropout, and build it without outputs for training alone (torchvision: "
@@ -153,6 +168,33 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
         if node.op in ("call_module", "get_attr"):
             node.target = str(node.target).removeprefix(ROOT + ".")
     return graphs[0]
+
+
+def _drops_in_training(training: fx.Node, evaluation: fx.Node) -> bool:
+    """F.dropout(x, p, self.training), the same call but for that."""
+    if training.target not in DROPOUTS or training.target is not evaluation.target:
+        return False
+    by_mode = (training.kwargs.get("training"), evaluation.kwargs.get("training"))
+    rest = [{**node.kwargs, "training": None, "args": str(node.args)} for node in (training, evaluation)]
+    return by_mode == (True, False) and rest[0] == rest[1]
+
+
+def _dropouts_as_layers(graph: fx.Graph) -> None:
+    """A graph has one mode; a layer knows which."""
+    for node in list(graph.nodes):
+        if LAYER in node.meta:
+            with graph.inserting_before(node):
+                layer = graph.call_module(f"functional_{node.name}", node.args)
+            layer.meta[LAYER] = node.meta[LAYER]
+            node.replace_all_uses_with(layer)
+            graph.erase_node(node)
+
+
+def _add_layers(model: nn.Module, graph: fx.Graph) -> None:
+    """Those that stand for functions, and are no part of the model as it was written."""
+    for node in graph.nodes:
+        if LAYER in node.meta:
+            model.add_module(str(node.target), copy.deepcopy(node.meta[LAYER]))
 
 
 def _readers(node: fx.Node) -> str:
