@@ -11,7 +11,7 @@ from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
 from nofe.data.pairs import Pairs, dataset_of_pairs
 from nofe.pipeline import train as run_pipeline
-from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
+from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run, recipe_for
 from nofe.training.progress import Silent, progress_for_this_output
 from nofe.training.runtime import launched_runtime
 
@@ -24,11 +24,15 @@ def configure(
     seed: int = 0,
     data_root: str = "data",
     settings: Mapping[str, Any] | None = None,
-    recipe: str = PAPER,
+    recipe: str | None = None,
 ) -> RunConfig:
-    """The architecture's recipe or the one named, with fields of `settings` replaced ({"generalist.epochs": 5})."""
+    """The recipe named, or the architecture's, or where weights are given `finetune`.
+
+    Fields of `settings` are replaced ({"generalist.epochs": 5}).
+    """
     architecture = name_of(architecture)
     trust(architecture)
+    recipe = recipe or recipe_for(str((settings or {}).get("adapt.weights", "")))
     config = default_run(architecture, dataset, recipe)
     chosen: dict[str, Any] = {
         "data.root": data_root,
@@ -50,7 +54,7 @@ def train(
     seed: int = 0,
     data_root: str = "data",
     settings: Mapping[str, Any] | None = None,
-    recipe: str = PAPER,
+    recipe: str | None = None,
     resume: bool = False,
     device: str = "auto",
     precision: str | None = None,

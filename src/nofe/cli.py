@@ -130,7 +130,7 @@ def _configured(
     from nofe import runs
     from nofe.config import as_setting, from_json, with_settings
     from nofe.errors import UserError
-    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
+    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run, recipe_for
     from nofe.runs import Run
 
     recipe = chosen.pop("recipe", None)
@@ -140,7 +140,9 @@ def _configured(
         config: RunConfig = from_json(Run(out).read_config())
     else:
         architecture, dataset = chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET)
-        config = default_run(architecture, dataset, recipe or PAPER)
+        by_setting = [setting.partition("=")[2] for setting in settings if setting.startswith("adapt.weights=")]
+        weights = by_setting[-1] if by_setting else chosen.get("adapt.weights", "")
+        config = default_run(architecture, dataset, recipe or recipe_for(weights))
     given = [as_setting(name, value) for name, value in chosen.items()]
     config = with_settings(config, [*given, *settings])
     if out is None:
