@@ -427,6 +427,27 @@ def test_networks_that_hand_lists_on_have_a_trunk_and_a_branch(name: str, block:
     assert type(branch.block).__name__ == block
 
 
+@pytest.mark.parametrize(
+    ("name", "block", "parts"),
+    [
+        ("timm:poolformer_s12@64", "MetaFormerBlock", 0),  # a stage that only looks at its shape is opened
+        ("timm:pvt_v2_b0@64", "PyramidVisionTransformerStage", 1),  # one that hands its map's size on is shortened
+        ("timm:caformer_s18@64", "MetaFormerStage", 1),
+        ("timm:xception41@64", "XceptionModule", 0),  # a block of three convolutions, not a stage
+    ],
+)
+def test_a_branch_has_one_block_and_not_a_whole_stage(name: str, block: str, parts: int) -> None:
+    architecture = architecture_named(name)
+    with torch.device("meta"):
+        branch = architecture.branch(5).eval()
+        assert branch(architecture.trunk().eval()(torch.zeros(2, 3, 64, 64))).shape == (2, 5)
+    assert type(branch.block).__name__ == block
+    if parts:
+        assert len(branch.block.blocks) == parts
+    if name.startswith("timm:xception41"):
+        assert len(branch.block.stack) == 3
+
+
 def test_a_block_that_is_not_fused_is_named_and_the_network_runs() -> None:
     model = torchvision.models.shufflenet_v2_x0_5(num_classes=6).eval()
     network = nofe.convert(model, HALVES, image_size=32)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture
-from nofe.architectures.fit import fit, keep_size
+from nofe.architectures.fit import fit, keep_size, shorten
 from nofe.architectures.line import LAYER, Line, first_line, line_of, part_of, require_module
 from nofe.errors import UserError
 
@@ -156,11 +156,13 @@ def branch_by(plan: Plan, model: nn.Module) -> nn.Module:
     layers = [node for node in plan.block.nodes if node.op == "call_module"]
     if len(plan.block.nodes) == 3 and len(layers) == 1:
         block = model.get_submodule(str(layers[0].target))  # without a graph around it
+    shortened = shorten(block)
     if not plan.block_keeps_shape:
         keep_size(block)
         if isinstance(block, nn.ModuleDict):  # DenseNet: a block adds the maps of each layer; one layer is enough
             for layer in list(block)[:-1]:
                 del block[layer]
+    if shortened or not plan.block_keeps_shape:
         parameter = next(model.parameters())
         features = torch.zeros(plan.features, device=parameter.device, dtype=parameter.dtype)
         try:

@@ -40,6 +40,30 @@ def keep_size(block: nn.Module) -> None:
             setattr(block, flag, True)
 
 
+def shorten(block: nn.Module) -> bool:
+    """Keep the last block alone of a whole stage, which PVT and others run as one module; whether it was a stage."""
+    whole = _parameters(block)
+    for layers in block.modules():
+        if not isinstance(layers, nn.ModuleList | nn.Sequential) or len(layers) < 2:
+            continue
+        alike = len({type(layer) for layer in layers}) == 1 and all(_has_parts(layer) for layer in layers)
+        if alike and _parameters(layers) > whole / 2:
+            del layers[:-1]
+            return True
+    return False
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _has_parts(block: nn.Module) -> bool:
+    """An attention or a perceptron, unlike a convolution with its norm."""
+    return any(
+        list(part.children()) and any(weight.dim() >= 2 for weight in part.parameters()) for part in block.children()
+    )
+
+
 def _pad(layer: nn.Conv2d) -> None:
     """A convolution of odd sides without padding, LeNet's, takes pixels off the map; timm's own pad themselves."""
     if type(layer).forward is nn.Conv2d.forward and isinstance(layer.padding, tuple):

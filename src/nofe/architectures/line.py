@@ -93,7 +93,6 @@ def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Lin
         return path == "" or path in on_the_way or _is_sequential(module) or type(module) in stages
 
     graph = _followed(model, opens, name)
-    without_counting_images(graph)
     _dropouts_as_layers(graph)
     _add_layers(model, graph)
     classifier = _last_with_weights(model, image, name)
@@ -167,6 +166,7 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
             )
         if node.op in ("call_module", "get_attr"):
             node.target = str(node.target).removeprefix(ROOT + ".")
+    without_counting_images(graphs[0])
     return graphs[0]
 
 
