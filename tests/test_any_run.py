@@ -9,12 +9,21 @@ import timm
 import torch
 
 import nofe
+from nofe import runs
+from nofe.api import configure
 from nofe.architectures import architecture_named, zoo
 from nofe.architectures.options import architecture_with
-from nofe.config import with_settings
+from nofe.cli import _configured
+from nofe.config import to_json, with_settings
 from nofe.data import Dataset
+from nofe.errors import UserError
+from nofe.pipeline import prepare
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
+from nofe.runs import Run, open_run
+from nofe.training.progress import Silent
+from nofe.training.ranks import Ranks
+from nofe.training.runtime import make_runtime
 from test_cli import answered, refusal, write_animals
 
 SHORT = {
@@ -64,6 +73,26 @@ def test_a_trunk_that_is_not_frozen_learns_from_where_the_weights_are(
         name for name in given if name.endswith("running_mean") and not torch.equal(saved[f"trunk.{name}"], given[name])
     ]
     assert norms
+
+
+def own_network(classes: int) -> torch.nn.Module:
+    model: torch.nn.Module = timm.create_model("test_resnet", num_classes=classes)
+    return model
+
+
+def test_a_function_that_builds_a_network_is_known_by_where_it_stands(dataset: Dataset, tmp_path: Path) -> None:
+    settings = SHORT | {"base.by": "none"}
+    nofe.train(tmp_path / "run", dataset, own_network, 2, settings=settings, device="cpu", quiet=True)
+    assert Run(tmp_path / "run").read_config()["architecture"] == f"python:{__name__}:own_network"
+    assert nofe.load(tmp_path / "run")(torch.zeros(1, 3, 32, 32)).shape == (1, dataset.classes)
+
+
+def test_a_network_that_has_no_name_is_refused_with_the_next_move(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"architecture: a \w+ that is built already .* the function or class"):
+        nofe.train(tmp_path / "run", dataset, own_network(4))
+    with pytest.raises(UserError, match=r"lambda> cannot be found again .* 'python:my_module:my_function'"):
+        nofe.train(tmp_path / "run", dataset, lambda classes: own_network(classes))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("options", [{}, {"adapt.cut": "layer4"}, {"adapt.parameters": 600_000}], ids=str)
@@ -127,6 +156,7 @@ def forget_architectures() -> None:
         (["--cut", "conv4", "--architecture", "small"], "the paper's own cut"),
         (["--branch-width", "0"], "adapt.branch_width=0.0: out of range"),
         (["--parameters", "1000"], "parameters=1,000: small with 10 experts has"),
+        (["--frozen-trunk"], "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights"),
         (["--pretrained"], "nobody has trained small"),
         (["--pretrained", "--weights", "x.pth"], "two sources of weights"),
         (["--weights", "nowhere.safetensors"], "no such file"),
@@ -136,6 +166,37 @@ def forget_architectures() -> None:
 def test_what_cannot_be_is_said_before_anything_is_trained(options: list[str], said: str, tmp_path: Path) -> None:
     assert said in refusal("train", *options, "--out", tmp_path / "run", "--device", "cpu")
     assert not (tmp_path / "run" / "config.json").exists()  # so that the corrected command may use the folder
+
+
+def test_a_run_that_was_begun_with_a_random_frozen_trunk_goes_on(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, settings = tmp_path / "run", SHORT | {"adapt.frozen_trunk": True, "base.by": "none"}
+    with pytest.raises(UserError, match=r"--frozen-trunk: .* --pretrained or --weights FILE"):
+        nofe.train(out, dataset, "small", 2, settings=settings, device="cpu", quiet=True)
+    config = configure(dataset.name, "small", 2, settings=settings)
+    monkeypatch.setattr("nofe.pipeline._require_same_data", lambda *_: None)
+    with open_run(out, resume=False, check=lambda _: None) as begun:
+        begun.write_json(runs.CONFIG, to_json(config))
+        assert prepare(config, dataset, begun, make_runtime("cpu"), Silent()).config.adapt.frozen_trunk
+
+
+@pytest.mark.parametrize("given", ["weights", "setting"])
+def test_trained_weights_are_trained_on_gently_unless_a_recipe_is_named(given: str) -> None:
+    def rate(chosen: dict[str, object], settings: list[str]) -> tuple[str, float]:
+        config, _ = _configured(chosen | {"architecture": "timm:test_resnet@32"}, settings, Path("x"), False, Ranks())
+        return config.experts.optimizer, config.experts.rate
+
+    weights: tuple[dict[str, object], list[str]] = ({"adapt.weights": "pretrained"}, [])
+    if given == "setting":
+        weights = ({}, ["adapt.weights=pretrained"])
+    assert rate({}, []) == ("caffe-sgd", 0.1)
+    assert rate(*weights) == ("adamw", 2e-4)
+    assert rate(weights[0] | {"recipe": "paper"}, weights[1]) == ("caffe-sgd", 0.1)
+    assert rate(weights[0], [*weights[1], "experts.rate=0.5"]) == ("adamw", 0.5)
+    by_api = configure("glyphs", "timm:test_resnet@32", settings={"adapt.weights": "pretrained"})
+    assert by_api.generalist.optimizer == "adamw"
+    assert configure("glyphs", "timm:test_resnet@32").generalist.optimizer == "caffe-sgd"
 
 
 def test_another_run_shares_the_stages_that_its_options_leave_as_they_are() -> None:

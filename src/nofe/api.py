@@ -5,28 +5,34 @@ from pathlib import Path
 from typing import Any
 
 from nofe.architectures import architecture_named
-from nofe.architectures.zoo import trust
+from nofe.architectures.adapt import Build
+from nofe.architectures.zoo import name_of, trust
 from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import Dataset
 from nofe.data.pairs import Pairs, dataset_of_pairs
 from nofe.pipeline import train as run_pipeline
-from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
+from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run, recipe_for
 from nofe.training.progress import Silent, progress_for_this_output
 from nofe.training.runtime import launched_runtime
 
 
 def configure(
     dataset: str = DEMO_DATASET,
-    architecture: str = DEMO_ARCHITECTURE,
+    architecture: str | Build = DEMO_ARCHITECTURE,
     experts: int | None = None,
     rule: str | None = None,
     seed: int = 0,
     data_root: str = "data",
     settings: Mapping[str, Any] | None = None,
-    recipe: str = PAPER,
+    recipe: str | None = None,
 ) -> RunConfig:
-    """The architecture's recipe or the one named, with fields of `settings` replaced ({"generalist.epochs": 5})."""
+    """The recipe named, or the architecture's, or where weights are given `finetune`.
+
+    Fields of `settings` are replaced ({"generalist.epochs": 5}).
+    """
+    architecture = name_of(architecture)
     trust(architecture)
+    recipe = recipe or recipe_for(str((settings or {}).get("adapt.weights", "")))
     config = default_run(architecture, dataset, recipe)
     chosen: dict[str, Any] = {
         "data.root": data_root,
@@ -41,14 +47,14 @@ def configure(
 def train(
     out: Path | str,
     dataset: str | Dataset | Pairs | tuple[Pairs, Pairs] = DEMO_DATASET,
-    architecture: str = DEMO_ARCHITECTURE,
+    architecture: str | Build = DEMO_ARCHITECTURE,
     experts: int | None = None,
     *,
     rule: str | None = None,
     seed: int = 0,
     data_root: str = "data",
     settings: Mapping[str, Any] | None = None,
-    recipe: str = PAPER,
+    recipe: str | None = None,
     resume: bool = False,
     device: str = "auto",
     precision: str | None = None,
@@ -61,12 +67,14 @@ def train(
 ) -> dict[str, Any]:
     """Train base, generalist and network of experts in the folder `out`; returns the summary of the run.
 
-    `dataset` and `recipe` are names (see `nofe list`); `dataset` may be a `nofe.Dataset` in memory, too, or a Python
-    data set of (image, label) pairs, such as torchvision's, or one for training and one for testing. Load the result
-    with `nofe.load(out)`.
+    `dataset`, `architecture` and `recipe` are names (see `nofe list`). `dataset` may be a `nofe.Dataset` in memory,
+    too, or a Python data set of (image, label) pairs, such as torchvision's, or one for training and one for testing;
+    `architecture` a function or class of a module that gives an nn.Module for a number of classes, known to the run as
+    python:MODULE:NAME. Load the result with `nofe.load(out)`.
     In a script that torchrun starts, its processes train together, and each has the summary.
     """
     name = dataset if isinstance(dataset, str) else _name_of(dataset)
+    architecture = name_of(architecture)
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe)
     if not isinstance(dataset, str | Dataset):

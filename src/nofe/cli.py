@@ -173,11 +173,13 @@ def sweep(
 def _config(chosen: dict[str, Any], settings: list[str]) -> "RunConfig":
     """The architecture's own configuration, with what the user chose."""
     from nofe.config import as_setting, with_settings
-    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, PAPER, default_run
+    from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run, recipe_for
 
     chosen = dict(chosen)
     architecture, dataset = chosen.pop("architecture", DEMO_ARCHITECTURE), chosen.pop("data.name", DEMO_DATASET)
-    config = default_run(architecture, dataset, chosen.pop("recipe", PAPER))
+    by_setting = [setting.partition("=")[2] for setting in settings if setting.startswith("adapt.weights=")]
+    weights = by_setting[-1] if by_setting else chosen.get("adapt.weights", "")
+    config = default_run(architecture, dataset, chosen.pop("recipe", None) or recipe_for(weights))
     return with_settings(config, [*(as_setting(name, value) for name, value in chosen.items()), *settings])
 
 

@@ -201,6 +201,11 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
     _require_fitting_crops(config, dataset)
     if config.adapt.weights:
         read_weights(config.adapt.weights, config.architecture)  # a misspelt file, before anything is trained
+    elif config.adapt.frozen_trunk and not run.has(runs.CONFIG):  # runs of before this was asked go on
+        raise UserError(
+            "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights with --pretrained "
+            "or --weights FILE"
+        )
     if config.specialties.rule == "groups":
         runtime.ranks.first(lambda: group_of_class(config.specialties.groups, dataset))  # misspelt? before training
     elif config.specialties.count > dataset.classes:

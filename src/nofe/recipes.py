@@ -230,13 +230,27 @@ ADAMW = _alike(
     ema=0.999,
     augmentation=Augmentation(padding=4, mirror=True, randaugment=2, erasing=0.25),
 )
+# For a trunk that begins with trained weights, which the rates above would undo; suits any network, attention too.
+FINETUNE = _alike(
+    12,
+    30,
+    batch=128,
+    rate=2e-4,
+    weight_decay=0.05,
+    optimizer="adamw",
+    schedule="cosine",
+    warmup_epochs=0.5,  # so that a run of one epoch has room for it
+    label_smoothing=0.1,
+    augmentation=Augmentation(padding=4, mirror=True),
+)
 SMALL_IMAGES = 64  # pixels up to which images are padded before they are cropped; larger ones have a margin
 PAPER = "paper"
-BY_NAME = {"modern": MODERN, "adamw": ADAMW}
+BY_NAME = {"modern": MODERN, "adamw": ADAMW, "finetune": FINETUNE}
 SUMMARIES = {
     PAPER: "the architecture's own: for a network of the paper the paper's",
     "modern": "SGD with Nesterov, cosine after warm-up, smoothed labels, 200 epochs",
     "adamw": "AdamW, cosine after warm-up, RandAugment, erasing, mixup, cutmix, averaged weights, 200 epochs",
+    "finetune": "AdamW at a low rate, cosine after warm-up, 30 epochs; the default with --pretrained or --weights",
 }
 DEMO_DATASET, DEMO_ARCHITECTURE = "glyphs", "small"
 
@@ -270,6 +284,11 @@ def recipes_named(name: str, architecture: Architecture) -> Recipes:
         experts=replace(chosen.experts, augmentation=fitted),
         base=None,
     )
+
+
+def recipe_for(weights: str) -> str:
+    """The recipe where none is named: that of the architecture is for weights that begin at random."""
+    return "finetune" if weights else PAPER
 
 
 def default_run(architecture: str = DEMO_ARCHITECTURE, dataset: str = DEMO_DATASET, recipe: str = PAPER) -> RunConfig:

@@ -1,8 +1,10 @@
 """Where networks are cut, how branches are sized, where weights come from, and what is said when that cannot be."""
 
+import copy
 import pickle
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 
 import nofe
@@ -117,6 +121,39 @@ def test_a_branch_of_the_users_own() -> None:
     assert network(some_images()).shape == (3, 6)
 
 
+def read(channels: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
+
+
+@pytest.mark.parametrize("width", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("branch", "said"),
+    [
+        (lambda classes: read(8, classes - 1), ["gives (1, 2)", "a specialty of 3 classes", "(N, 3)"]),
+        (lambda classes: nn.Conv2d(8, classes, 1), ["gives (1, 3, 2, 2)", "(N, 3)"]),
+        (lambda classes: read(9, classes), ["cannot read what the trunk gives, (1, 8, 2, 2)", "first layer"]),
+        (lambda classes: "a linear layer", ["gives 'a linear layer'", "return an nn.Module"]),
+        (read(8, 3), ["is one Sequential", "lambda classes:"]),
+    ],
+)
+def test_a_branch_that_does_not_fit_is_refused_before_it_is_run(branch: object, said: list[str], width: float) -> None:
+    with pytest.raises(UserError, match=r"^branch: ") as error:
+        nofe.convert(plain(), HALVES, cut="flatten", branch=branch, width=width)  # type: ignore[arg-type]
+    assert all(words in str(error.value) for words in said), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_specialties_may_be_a_number_for_each_class() -> None:
+    model = plain().eval()
+    given = HALVES.specialty_of_class.tolist()
+    network = nofe.convert(model, given, cut="fc1")
+    torch.testing.assert_close(network(some_images()), nofe.convert(model, HALVES, cut="fc1")(some_images()))
+    with pytest.raises(UserError, match="class 5 is in specialty 7"):
+        nofe.convert(model, [*given[:-1], 7])
+    with pytest.raises(UserError, match=r"not an nn\.Module; pass the network itself"):
+        nofe.convert("resnet18", HALVES)  # type: ignore[arg-type]
+
+
 def test_with_a_cut_experts_begin_as_the_generalists_head() -> None:
     torch.manual_seed(0)
     architecture = architecture_named("timm:test_resnet@32", "layer4")
@@ -165,12 +202,59 @@ class Doubles(nn.Module):
         return torch.cat([features, features], 1) + self.conv(features)
 
 
+class Merges(nn.Module):
+    """As HRNet: a list of maps that a block writes to, brought together by a last convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.first = EachMap()
+        self.second = EachMap()
+        self.final = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.fc = nn.Linear(8, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        stem = self.stem(images)
+        maps = self.second(self.first([stem, stem]))
+        return self.fc(self.final(torch.cat([maps[0], maps[1]], 1)).mean((2, 3)))
+
+
+class EachMap(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)])
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        for place, conv in enumerate(self.convs):
+            maps[place] = conv(maps[place])
+        return maps
+
+
+class OnlyOnce(nn.Module):
+    """A layer that goes by more than what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran = False
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.ran:
+            raise RuntimeError("ran before\nin some file")
+        self.ran = True
+        return features
+
+
+class Centres(nn.Sequential):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images - torch.tensor([0.5, 0.4, 0.3])[:, None, None])
+
+
 DOUBLES = nn.Sequential(Doubles(3), Doubles(6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 6))
 
 
-class DropsByFunction(nn.Sequential):
+class ShakenInTraining(nn.Sequential):
     def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.dropout(super().forward(images), 0.5, self.training)
+        return super().forward(images + torch.randn_like(images) if self.training else images)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +267,10 @@ class DropsByFunction(nn.Sequential):
         (Skips(), "after", ["cut=after", "2 values cross it", "cut at one of late, fc"]),
         (DOUBLES, "", ["Sequential: 1 changes the shape", "pass cut=1 to begin", "branch= of your own"]),
         (Chooses(), "", ["cannot follow Chooses.forward", "pass nn.Sequential(trunk, head)"]),
-        (DropsByFunction(*plain()), "", ["something else in training (dropout)", "nn.Dropout"]),
+        (ShakenInTraining(*plain()), "", ["something else in training (randn_like)", "nn.Dropout", "aux_logits"]),
+        (Merges(), "second", ["cut=second", "it reads a list", "cut at one of first, final.0, final.1"]),
+        (nn.Sequential(OnlyOnce(), *plain()), "", ["Sequential: 0 cannot be run", "(ran before)", "with cut='1'"]),
+        (Centres(*plain()), "", ["Centres.forward reads a tensor that no layer holds (in", "register_buffer"]),
         (nn.Conv2d(3, 4, 3), "", ["gives (1, 4,", "pass an image classifier"]),
     ],
 )  # fmt: skip
@@ -198,12 +285,170 @@ def test_a_model_that_reads_no_usual_size_is_asked_for_its_own() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 98 * 98, 6))
     with pytest.raises(UserError, match="pass image_size="):
         nofe.convert(model, HALVES)
+    with pytest.raises(UserError, match=r"usual size \(224 pixels: .*197136.*38416, 6"):
+        nofe.convert(model, HALVES)
     assert nofe.convert(model, HALVES, image_size=100, cut="1")(torch.zeros(1, 3, 100, 100)).shape == (1, 6)
 
 
-def test_a_block_that_is_not_fused_is_named_and_the_network_runs() -> None:
-    import torchvision
+class OwnChoice(nn.Module):
+    """Goes by values as `Chooses` does, but inside a layer."""
 
+    def forward(self, features: Tensor) -> Tensor:
+        return features if features.sum() > 0 else -features
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Chooses(), ["goes by the values that it reads", "take that out"]),
+        (nn.Sequential(OwnChoice(), *plain()), ["goes by the values that it reads", "take that out"]),
+        (nn.Sequential(nn.Conv2d(1, 3, 1), *plain()), ["three channels", "224 pixels: Invalid channel"]),
+        (timm.create_model("levit_128s", num_classes=6), ["head_dist.linear alone", "head.linear", "distilled=False"]),
+        (torchvision.models.googlenet(num_classes=6, init_weights=False), ["something else in training", "aux_logits"]),
+    ],
+)
+def test_the_reason_is_the_networks_own_and_not_the_size(model: nn.Module, said: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        nofe.convert(model, HALVES)
+    assert all(words in str(error.value) for words in said), error.value
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "block"), [("googlenet", "Inception"), ("inception_v3", "InceptionE")])
+def test_networks_of_torchvision_with_extra_outputs_are_built_without(name: str, block: str) -> None:
+    architecture = architecture_named(f"torchvision:{name}@96")
+    with torch.device("meta"):
+        branch, trunk = architecture.branch(5), architecture.trunk()
+        assert branch(trunk(torch.zeros(2, 3, 96, 96))).shape == (2, 5)
+        assert not [path for path in trunk.state_dict() if path.lower().startswith("aux")]
+    assert type(branch.block).__name__ == block
+    assert trunk.input_scale.std == (0.5, 0.5, 0.5)
+
+
+class ByFunctions(nn.Module):
+    """What stands between `conv2` and `fc` is one of the ways to write it."""
+
+    def __init__(self, flat: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5)
+        self.conv2 = nn.Conv2d(6, 8, 5)
+        self.fc = nn.Linear(8 * 5 * 5, 6)
+        self.flat = flat
+
+    def forward(self, images: Tensor) -> Tensor:
+        early = F.max_pool2d(F.relu(self.conv1(images)), 2)
+        return self.fc(self.flat(F.max_pool2d(F.relu(self.conv2(early)), 2), early))
+
+
+def with_sizes_unpacked(features: Tensor, early: Tensor) -> Tensor:
+    images, _, _, _ = features.size()
+    return features.view(images, -1)
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        lambda features, early: features.view(features.size(0), -1),
+        lambda features, early: features.view(features.size()[0], 200),
+        lambda features, early: features.reshape((features.shape[0], -1)),
+        lambda features, early: torch.reshape(features, (features.shape[0], 200)),
+        lambda features, early: features.view(early.size(0), -1),  # the number would cross the cut
+        lambda features, early: features.view(-1, 200),
+        lambda features, early: features.view(features.size(0), 8, -1).flatten(1),
+        with_sizes_unpacked,
+    ],
+)
+def test_views_by_the_number_of_images_are_cut_after_the_pooling_and_fused(
+    flat: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model = ByFunctions(flat).eval()
+    network = nofe.convert(model, HALVES, image_size=32)
+    assert network.trunk(some_images()).shape == (3, 8, 5, 5)
+    assert network.branches()[0].tail.fc.weight.shape == (3, 200)  # the new convolution takes no pixels off
+    expected = network(some_images())
+    assert network.fuse()
+    torch.testing.assert_close(network(some_images()), expected)
+    same = nofe.convert(model, HALVES, cut="conv2", image_size=32)
+    assert same.fuse()
+    torch.testing.assert_close(same(some_images()), model(some_images()))
+
+
+def test_a_view_that_puts_something_else_first_is_left_alone() -> None:
+    """The first size of a map turned round is its channels, and as many images as that is chance."""
+    from nofe.architectures.images_first import without_counting_images
+
+    class Turned(nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return features.permute(1, 0, 2, 3).reshape(features.size(0), -1)
+
+    graph = torch.fx.Tracer().trace(Turned())
+    without_counting_images(graph)
+    features = torch.randn(3, 3, 2, 2)
+    assert torch.equal(torch.fx.GraphModule(Turned(), graph)(features), Turned()(features))
+    assert [node.target for node in graph.nodes if node.op == "call_method"] == ["permute", "size", "reshape"]
+
+
+class DropsByFunction(nn.Sequential):
+    def forward(self, images: Tensor) -> Tensor:
+        return F.dropout(super().forward(images), 0.5, self.training)
+
+
+def test_dropout_by_a_function_drops_in_training_alone() -> None:
+    torch.manual_seed(0)
+    model = DropsByFunction(*plain().children()).eval()
+    network = nofe.convert(model, HALVES, cut="8", image_size=32)
+    assert not [name for name, _ in model.named_modules() if "functional" in name]
+    for _ in range(2):
+        torch.testing.assert_close(network.eval()(some_images()), model(some_images()))
+        learning = copy.deepcopy(network).train()  # whose batch norms move on
+        zeros = (learning(some_images(100)) == 0).float().mean()
+        assert 0.4 < zeros < 0.6
+        assert network.fuse()
+
+
+def test_blocks_may_write_to_the_lists_they_read() -> None:
+    torch.manual_seed(0)
+    model = Merges().eval()
+    network = nofe.convert(model, HALVES, image_size=32)
+    assert network.trunk.final.get_submodule("2").__class__ is nn.ReLU
+    assert network(some_images()).shape == (3, 6)
+    cut = nofe.convert(model, HALVES, cut="final", image_size=32)
+    torch.testing.assert_close(cut(some_images()), model(some_images()))
+
+
+@pytest.mark.parametrize(("name", "block"), [("hrnet_w18_small", "GraphModule"), ("vovnet39a", "OsaBlock")])
+def test_networks_that_hand_lists_on_have_a_trunk_and_a_branch(name: str, block: str) -> None:
+    with torch.device("meta"):
+        architecture = architecture_named(f"timm:{name}@64")
+        branch = architecture.branch(5).eval()
+        features = architecture.trunk().eval()(torch.zeros(1, 3, 64, 64))
+        assert branch(features).shape == (1, 5)
+    assert type(branch.block).__name__ == block
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "parts"),
+    [
+        ("timm:poolformer_s12@64", "MetaFormerBlock", 0),  # a stage that only looks at its shape is opened
+        ("timm:pvt_v2_b0@64", "PyramidVisionTransformerStage", 1),  # one that hands its map's size on is shortened
+        ("timm:caformer_s18@64", "MetaFormerStage", 1),
+        ("timm:xception41@64", "XceptionModule", 0),  # a block of three convolutions, not a stage
+    ],
+)
+def test_a_branch_has_one_block_and_not_a_whole_stage(name: str, block: str, parts: int) -> None:
+    architecture = architecture_named(name)
+    with torch.device("meta"):
+        branch = architecture.branch(5).eval()
+        assert branch(architecture.trunk().eval()(torch.zeros(2, 3, 64, 64))).shape == (2, 5)
+    assert type(branch.block).__name__ == block
+    if parts:
+        assert len(branch.block.blocks) == parts
+    if name.startswith("timm:xception41"):
+        assert len(branch.block.stack) == 3
+
+
+def test_a_block_that_is_not_fused_is_named_and_the_network_runs() -> None:
     model = torchvision.models.shufflenet_v2_x0_5(num_classes=6).eval()
     network = nofe.convert(model, HALVES, image_size=32)
     with pytest.raises(NotFusable, match=r"chunk in block"):

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
@@ -76,6 +77,23 @@ def own_sequential(outputs: int) -> nn.Module:
     )
 
 
+class OwnFunctional(nn.Module):
+    """As in many a tutorial: functions for all that has no weights, and convolutions without padding."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 24)
+        self.fc2 = nn.Linear(24, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = F.max_pool2d(F.relu(self.conv1(images)), 2)
+        features = F.max_pool2d(F.relu(self.conv2(features)), 2)
+        features = F.dropout(features.view(features.size(0), -1), 0.25, self.training)
+        return self.fc2(F.dropout(F.relu(self.fc1(features)), p=0.5, training=self.training))
+
+
 def of_timm(name: str, **settings: object) -> Build:
     return lambda outputs: timm.create_model(name, num_classes=outputs, **settings)
 
@@ -107,6 +125,7 @@ NETWORKS: dict[str, tuple[Build, str]] = {
         "EncoderBlock",
     ),
     "own-sequential": (own_sequential, "GraphModule"),
+    "own-functional": (OwnFunctional, "GraphModule"),
     "own-residual": (OwnResidual, "Residual"),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)

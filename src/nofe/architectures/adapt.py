@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture
-from nofe.architectures.fit import fit, keep_size
-from nofe.architectures.line import Line, line_of, part_of, require_module
+from nofe.architectures.fit import fit, keep_size, shorten
+from nofe.architectures.line import LAYER, Line, first_line, line_of, part_of, require_module
 from nofe.errors import UserError
 
 Build = Callable[[int], nn.Module]
@@ -24,6 +24,7 @@ Build = Callable[[int], nn.Module]
 NORMS_AND_ACTIVATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.ReLU, nn.ReLU6, nn.LeakyReLU,
                          nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Mish, nn.PReLU, nn.Sigmoid, nn.Tanh)  # fmt: skip
 ACTIVATION_FUNCTIONS = {nn.functional.relu, torch.relu, nn.functional.gelu, nn.functional.silu, "relu", "relu_"}
+MAX_POOLING = {nn.functional.max_pool2d, torch.max_pool2d}
 SCALE = "input_scale"
 
 
@@ -155,21 +156,22 @@ def branch_by(plan: Plan, model: nn.Module) -> nn.Module:
     layers = [node for node in plan.block.nodes if node.op == "call_module"]
     if len(plan.block.nodes) == 3 and len(layers) == 1:
         block = model.get_submodule(str(layers[0].target))  # without a graph around it
+    shortened = shorten(block)
     if not plan.block_keeps_shape:
         keep_size(block)
         if isinstance(block, nn.ModuleDict):  # DenseNet: a block adds the maps of each layer; one layer is enough
             for layer in list(block)[:-1]:
                 del block[layer]
+    if shortened or not plan.block_keeps_shape:
         parameter = next(model.parameters())
         features = torch.zeros(plan.features, device=parameter.device, dtype=parameter.dtype)
         try:
             fit(tail, fit(block, features))
         except (RuntimeError, ValueError) as error:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"{plan.name}: {layers[0].target} changes the shape of what it reads, and no block like it can be put "
-                f"behind it ({first_line}); pass cut={layers[0].target} to begin the experts with it, or a branch= of "
-                "your own"
+                f"behind it ({first_line(error)}); pass cut={layers[0].target} to begin the experts with it, "
+                "or a branch= of your own"
             ) from error
     return nn.Sequential(OrderedDict(block=block, tail=tail))
 
@@ -182,11 +184,19 @@ def _first_of(line: Line, cut: str, name: str) -> fx.Node:
     first = next((step for step in line.steps if _belongs(step, cut)), None)
     if first is None:
         raise UserError(f"cut={cut}: {name} does not run this layer by itself; cut at one of {_cuts(line)}")
-    crossing = line.crossing(first)
-    if len(crossing) != 1 or crossing[0].op == "placeholder":
-        reason = "nothing comes before it" if len(crossing) == 1 else f"{len(crossing)} values cross it"
+    if reason := _in_the_way(line, first):
         raise UserError(f"cut={cut}: {name} cannot be cut before this layer ({reason}); cut at one of {_cuts(line)}")
     return first
+
+
+def _in_the_way(line: Line, first: fx.Node) -> str:
+    """Why the model cannot be cut before this step; empty where one tensor alone passes."""
+    crossing = line.crossing(first)
+    if len(crossing) != 1:
+        return f"{len(crossing)} values cross it"
+    if crossing[0].op == "placeholder":
+        return "nothing comes before it"
+    return "" if crossing[0] in line.shapes else "it reads a list or the like, not one tensor"
 
 
 def _belongs(step: fx.Node, path: str) -> bool:
@@ -196,21 +206,18 @@ def _belongs(step: fx.Node, path: str) -> bool:
 
 def _after(line: Line, step: fx.Node, name: str) -> fx.Node:
     """The first step after `step`, which must be all that it and the later ones read."""
-    steps = line.steps
-    following = steps[steps.index(step) + 1] if step is not steps[-1] else None
-    if following is None or line.crossing(following) != [step]:
+    if not line.ends_alone(step):
         raise UserError(
             f"{name}: what follows {step.target} reads earlier layers as well, so there is no trunk up to it; "
             f"pass cut= one of {_cuts(line)}"
         )
-    return following
+    return line.steps[line.steps.index(step) + 1]
 
 
 def _cuts(line: Line) -> str:
-    """Names of layers before which one value alone passes."""
-    [images] = [node for node in line.graph.nodes if node.op == "placeholder"]
-    calls = [step for step in line.steps if step.op == "call_module"]
-    names = [str(step.target) for step in calls if len(line.crossing(step)) == 1 and line.crossing(step) != [images]]
+    """Names of layers before which one tensor alone passes."""
+    layers = [step for step in line.steps if step.op == "call_module" and LAYER not in step.meta]
+    names = [str(step.target) for step in layers if not _in_the_way(line, step)]
     return ", ".join(names[-6:]) or "none: no layer has a single input; pass nn.Sequential(trunk, head) with cut='1'"
 
 
@@ -226,13 +233,16 @@ def _last_block(line: Line, model: nn.Module, name: str) -> list[fx.Node]:
     calls = [step for step in line.steps if step.op == "call_module" and step.target not in holds_classifier]
     kinds = Counter(type(module) for module in model.modules())
     blocks = [step for step in calls if _has_structure(model.get_submodule(str(step.target)), line, step)]
-    for step in reversed(blocks):
-        module = model.get_submodule(str(step.target))
-        keeps_shape = line.shapes[step] == line.shapes[step.all_input_nodes[0]]
-        if kinds[type(module)] > 1 or keeps_shape or _pads(module):
-            return [step]
     convolutions = [step for step in calls if isinstance(model.get_submodule(str(step.target)), nn.Conv2d)]
     convolutions = [step for step in convolutions if len(line.crossing(step)) == 1]
+    for step in reversed(blocks):
+        module = model.get_submodule(str(step.target))
+        keeps_shape = line.shapes[step] == line.shapes.get(step.all_input_nodes[0])
+        if kinds[type(module)] > 1 or keeps_shape or _pads(module):
+            later = [each for each in convolutions if calls.index(each) > calls.index(step)]
+            if later and not line.ends_alone(step):  # HRNet: four maps of blocks, which a convolution brings together
+                break
+            return [step]
     if convolutions:
         return _with_norm_and_activation(line, model, convolutions[-1])
     if blocks:
@@ -259,7 +269,8 @@ def _with_pooling(line: Line, model: nn.Module, step: fx.Node) -> fx.Node:
     """The max pooling that ends a stage of plain convolutions, unless it leaves a single pixel."""
     steps = line.steps
     following = steps[steps.index(step) + 1] if step is not steps[-1] else step
-    if following.op == "call_module" and isinstance(model.get_submodule(str(following.target)), nn.MaxPool2d):
+    layer = model.get_submodule(str(following.target)) if following.op == "call_module" else None
+    if isinstance(layer, nn.MaxPool2d) or following.target in MAX_POOLING:
         return following if line.shapes[following][-1] > 1 else step
     return step
 

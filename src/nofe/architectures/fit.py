@@ -30,13 +30,46 @@ def fit(module: nn.Module, features: Tensor) -> Tensor:
 def keep_size(block: nn.Module) -> None:
     """Make a block that halves the map, or changes the channels, one that does neither."""
     for layer in block.modules():
-        if isinstance(layer, nn.Conv2d) and layer.stride != (1, 1):
+        if isinstance(layer, nn.Conv2d):
             layer.stride = (1, 1)
+            _pad(layer)
         if isinstance(layer, nn.AvgPool2d | nn.MaxPool2d) and layer.stride not in (1, (1, 1)):
             layer.kernel_size, layer.stride, layer.padding = 1, 1, 0
     for flag in SKIP_FLAGS:
         if getattr(block, flag, None) is False:
             setattr(block, flag, True)
+
+
+def shorten(block: nn.Module) -> bool:
+    """Keep the last block alone of a whole stage, which PVT and others run as one module; whether it was a stage."""
+    whole = _parameters(block)
+    for layers in block.modules():
+        if not isinstance(layers, nn.ModuleList | nn.Sequential) or len(layers) < 2:
+            continue
+        alike = len({type(layer) for layer in layers}) == 1 and all(_has_parts(layer) for layer in layers)
+        if alike and _parameters(layers) > whole / 2:
+            del layers[:-1]
+            return True
+    return False
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _has_parts(block: nn.Module) -> bool:
+    """An attention or a perceptron, unlike a convolution with its norm."""
+    return any(
+        list(part.children()) and any(weight.dim() >= 2 for weight in part.parameters()) for part in block.children()
+    )
+
+
+def _pad(layer: nn.Conv2d) -> None:
+    """A convolution of odd sides without padding, LeNet's, takes pixels off the map; timm's own pad themselves."""
+    if type(layer).forward is nn.Conv2d.forward and isinstance(layer.padding, tuple):
+        sides = zip(layer.kernel_size, layer.dilation, layer.padding, strict=True)
+        padding = tuple(padding or (dilation * (side - 1) // 2 if side % 2 else 0) for side, dilation, padding in sides)
+        layer.padding = cast("tuple[int, int]", padding)
 
 
 def outputs_of(layer: nn.Module) -> int:

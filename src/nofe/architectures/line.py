@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from nofe.architectures.images_first import without_counting_images
 from nofe.errors import UserError
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
 ROOT = "model"
+DROPOUTS: dict[Any, Callable[[float], nn.Module]] = {
+    F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.alpha_dropout: nn.AlphaDropout,
+}  # fmt: skip
+LAYER = "layer"  # among what is noted of a step: the layer that stands for it, with the model in either mode
 LOOKS_AT_SHAPE: set[Any] = {"dim", "size", getattr, torch._assert}
 
 
@@ -48,6 +54,11 @@ class Line:
                 seen.add(node)
         return before
 
+    def ends_alone(self, step: fx.Node) -> bool:
+        """Whether what `step` gives is all that the steps after it read, and there are such."""
+        following = self.steps[self.steps.index(step) + 1 :]
+        return bool(following) and self.crossing(following[0]) == [step]
+
     def part(self, first: fx.Node | None, last: fx.Node | None) -> fx.Graph:
         """The steps from `first`, or the beginning, up to and with `last`, or the end, as a graph of one input."""
         [source] = [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -71,7 +82,10 @@ class Line:
 
 
 def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Line:
-    """Follow `model` on one image; `opened` is the path of a module that is to be seen as a step of its own."""
+    """Follow `model` on one image; `opened` is the path of a module that is to be seen as a step of its own.
+
+    Layers that stand for functions are added to `model`, here and by `part_of`.
+    """
     stages = _stage_classes(model)
     on_the_way = {opened[:end] for end in range(len(opened)) if opened[end] == "."}
 
@@ -79,12 +93,15 @@ def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Lin
         return path == "" or path in on_the_way or _is_sequential(module) or type(module) in stages
 
     graph = _followed(model, opens, name)
+    _dropouts_as_layers(graph)
+    _add_layers(model, graph)
     classifier = _last_with_weights(model, image, name)
-    return Line(graph, _shapes(model, graph, image), classifier)
+    return Line(graph, _shapes(model, graph, image, name), classifier)
 
 
 def part_of(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """Those layers of `model` that `graph` names, under their own names."""
+    _add_layers(model, graph)
     return fx.GraphModule(model, copy.deepcopy(graph))
 
 
@@ -125,24 +142,63 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
     try:
         graphs = [_Tracer(opens).trace(OneInput(model.train(mode))) for mode in (True, False)]
     except Exception as error:  # fx says in many ways that it cannot follow the code
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{name}: cannot follow {type(model).__name__}.forward ({first_line}); move what depends on values or "
-            "sizes into a module of its own, or pass nn.Sequential(trunk, head) with cut='1'"
+            f"{name}: cannot follow {type(model).__name__}.forward ({first_line(error)}); move what depends on "
+            "values or sizes into a module of its own, or pass nn.Sequential(trunk, head) with cut='1'"
         ) from error
     finally:
         model.train(was_training)
     training, evaluation = (list(graph.nodes) for graph in graphs)
     for one, other in zip(training, evaluation, strict=False):
-        if (one.op, one.target, one.kwargs, str(one.args)) != (other.op, other.target, other.kwargs, str(other.args)):
+        if _drops_in_training(one, other):
+            one.meta[LAYER] = DROPOUTS[one.target](float(cast(Any, one.kwargs["p"])))
+        elif (one.op, one.target, one.kwargs, str(one.args)) != (other.op, other.target, other.kwargs, str(other.args)):
             raise UserError(
                 f"{name}: {type(model).__name__}.forward does something else in training ({one.name}); "
-                "write dropout as nn.Dropout and leave extra outputs out"
+                "write dropout as nn.Dropout, and build it without outputs for training alone (torchvision: "
+                "aux_logits=False)"
             )
     for node in training:
+        if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
+            raise UserError(
+                f"{name}: {type(model).__name__}.forward reads a tensor that no layer holds ({_readers(node)}); keep "
+                "it as a buffer (register_buffer), or hand it on as an argument"
+            )
         if node.op in ("call_module", "get_attr"):
             node.target = str(node.target).removeprefix(ROOT + ".")
+    without_counting_images(graphs[0])
     return graphs[0]
+
+
+def _drops_in_training(training: fx.Node, evaluation: fx.Node) -> bool:
+    """F.dropout(x, p, self.training), the same call but for that."""
+    if training.target not in DROPOUTS or training.target is not evaluation.target:
+        return False
+    by_mode = (training.kwargs.get("training"), evaluation.kwargs.get("training"))
+    rest = [{**node.kwargs, "training": None, "args": str(node.args)} for node in (training, evaluation)]
+    return by_mode == (True, False) and rest[0] == rest[1]
+
+
+def _dropouts_as_layers(graph: fx.Graph) -> None:
+    """A graph has one mode; a layer knows which."""
+    for node in list(graph.nodes):
+        if LAYER in node.meta:
+            with graph.inserting_before(node):
+                layer = graph.call_module(f"functional_{node.name}", node.args)
+            layer.meta[LAYER] = node.meta[LAYER]
+            node.replace_all_uses_with(layer)
+            graph.erase_node(node)
+
+
+def _add_layers(model: nn.Module, graph: fx.Graph) -> None:
+    """Those that stand for functions, and are no part of the model as it was written."""
+    for node in graph.nodes:
+        if LAYER in node.meta:
+            model.add_module(str(node.target), copy.deepcopy(node.meta[LAYER]))
+
+
+def _readers(node: fx.Node) -> str:
+    return "in " + ", ".join(user.name for user in node.users)
 
 
 def _stage_classes(model: nn.Module) -> set[type[nn.Module]]:
@@ -166,7 +222,15 @@ def _only_calls_in_turn(module: nn.Module) -> bool:
         return False
     nodes = [node for node in graph.nodes if node.op not in ("get_attr", "output")]
     readers = [[user for user in node.users if user.target not in LOOKS_AT_SHAPE] for node in nodes]
-    return all(len(users) <= 1 for users in readers) and any(node.op == "call_module" for node in nodes)
+    one_each = all(len(users) <= 1 for users in readers) and all(_reads_once(node) for node in nodes)
+    return one_each and any(node.op == "call_module" for node in nodes)
+
+
+def _reads_once(step: fx.Node) -> bool:
+    """Not the same value twice, as VoVNet's blocks read theirs and a list with it in."""
+    read: list[fx.Node] = []
+    fx.node.map_arg((step.args, step.kwargs), lambda each: read.append(each) or each)  # type: ignore[func-returns-value]
+    return len(set(read)) == len(read)
 
 
 def _blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -192,9 +256,10 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
         with torch.no_grad():
             logits = model.eval()(image)
     except Exception as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        require_shapes_alone(error, name)
         raise UserError(
-            f"{name}: cannot read images of {image.shape[-1]} pixels ({first_line}); name another size, as in NAME@224"
+            f"{name}: cannot read images of {image.shape[-1]} pixels ({first_line(error)}); name another size, "
+            "as in NAME@224"
         ) from error
     finally:
         model.train(was_training)
@@ -208,18 +273,56 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
     return ran[-1]
 
 
-def _shapes(model: nn.Module, graph: fx.Graph, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
+def _shapes(model: nn.Module, graph: fx.Graph, image: Tensor, name: str) -> dict[fx.Node, tuple[int, ...]]:
     shapes: dict[fx.Node, tuple[int, ...]] = {}
 
+    reached: list[fx.Node] = []
+
     class Noting(fx.Interpreter):
+        def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+            return _of_its_own(super().fetch_args_kwargs_from_env(n))
+
         def run_node(self, n: fx.Node) -> Any:
+            reached.append(n)
             value = super().run_node(n)
             if isinstance(value, Tensor):
                 shapes[n] = tuple(value.shape)
             return value
 
     was_training = model.training
-    with torch.no_grad():
-        Noting(model.eval(), graph=graph).run(image)
-    model.train(was_training)
+    try:
+        with torch.no_grad():
+            Noting(model.eval(), graph=graph).run(image)
+    except Exception as error:  # whatever the code of a layer says
+        step = reached[-1]
+        layer = step.target if step.op == "call_module" else step.name
+        raise UserError(
+            f"{name}: {layer} cannot be run as a step by itself ({first_line(error)}); write it as a module that "
+            "depends on what it reads alone, or pass nn.Sequential(trunk, head) with cut='1'"
+        ) from error
+    finally:
+        model.train(was_training)
     return shapes
+
+
+def _of_its_own(arguments: Any) -> Any:
+    """Lists and dictionaries that a layer may write to, as HRNet's and VoVNet's do; those of a graph are closed."""
+    if isinstance(arguments, dict):
+        return {name: _of_its_own(each) for name, each in arguments.items()}
+    if type(arguments) is tuple or isinstance(arguments, list):
+        return (tuple if isinstance(arguments, tuple) else list)(_of_its_own(each) for each in arguments)
+    return arguments
+
+
+def require_shapes_alone(error: Exception, name: str) -> None:
+    """A network is laid out without numbers (torch's meta device); code that asks for one is in the way."""
+    if "meta tensor" in str(error).lower():
+        raise UserError(
+            f"{name}: a layer goes by the values that it reads, not by their shapes alone ({first_line(error)}), so "
+            "that it has no one structure to share out; take that out of its forward"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, without what torch adds below."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

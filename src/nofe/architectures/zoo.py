@@ -25,6 +25,9 @@ SOURCES = {
     "python:MODULE:NAME": "your own: NAME(classes) of MODULE gives an nn.Module over so many classes",
 }
 IMAGENET_STD = (0.229, 0.224, 0.225)
+# In training these two give the logits of side branches as well, and their weights are for pixels of -1..1.
+WITH_EXTRA_OUTPUTS = ("googlenet", "inception_v3")
+INCEPTION_STD = (0.5, 0.5, 0.5)
 SMALL_IMAGES = 64  # pixels up to which images are stored as they are read; larger ones have a margin to crop from
 
 _trusted: set[str] = set()
@@ -37,6 +40,27 @@ def is_zoo_name(name: str) -> bool:
 def trust(name: str) -> None:
     """The user has named this network, so its code may run; what a run folder names does not by itself."""
     _trusted.add(name)
+
+
+def name_of(architecture: str | Build) -> str:
+    """A run is repeated from its folder, so a network is known by a name: of a function or class, where it stands."""
+    if isinstance(architecture, str):
+        return architecture
+    if isinstance(architecture, nn.Module):
+        raise UserError(
+            f"architecture: a {type(architecture).__name__} that is built already has its number of classes, and no "
+            "name that the run folder could keep; pass the function or class that builds one for a number of classes, "
+            "and its weights as settings={'adapt.weights': FILE}; or nofe.convert it"
+        )
+    module, name = getattr(architecture, "__module__", ""), getattr(architecture, "__qualname__", "")
+    in_module = getattr(sys.modules.get(module), name, None) is architecture
+    if not in_module or module == "__main__":
+        raise UserError(
+            f"architecture: {name or repr(architecture)} cannot be found again by name; define the function in a "
+            "module that can be imported, not in the script or inside another function, and pass it, or "
+            "'python:my_module:my_function'"
+        )
+    return f"python:{module}:{name}"
 
 
 def zoo_architecture(name: str, cut: str = "") -> Architecture:
@@ -120,13 +144,16 @@ def _torchvision(name: str, network: str, size: int | None) -> _Found:
     if network not in known:
         raise UserError(f"architecture {name!r}: torchvision has no such classifier; {_nearest(network, known)}")
     crop = models.get_model_weights(network).DEFAULT.transforms().crop_size
-    extra = {"image_size": size} if size is not None and network.startswith("vit_") else {}
+    extra: dict[str, Any] = {"image_size": size} if size is not None and network.startswith("vit_") else {}
+    std = IMAGENET_STD
+    if network in WITH_EXTRA_OUTPUTS:
+        extra, std = {"aux_logits": False, "init_weights": True}, INCEPTION_STD
 
     def build(outputs: int) -> nn.Module:
         model: nn.Module = models.get_model(network, weights=None, num_classes=outputs, **extra)
         return model
 
-    return build, int(crop[0]), IMAGENET_STD, f"torchvision's {network}"
+    return build, int(crop[0]), std, f"torchvision's {network}"
 
 
 def _python(name: str, network: str, size: int | None) -> _Found:

@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Callable
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from nofe.architectures.adapt import adapted
 from nofe.architectures.fit import drawn_anew, outputs_of, with_outputs
-from nofe.architectures.width import with_branch_width
+from nofe.architectures.line import WITH_WEIGHTS, first_line, require_shapes_alone
+from nofe.architectures.width import features_of, with_branch_width
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts
 from nofe.specialties import Specialties
@@ -18,7 +20,7 @@ Branch = Callable[[int], nn.Module]
 
 def convert(
     model: nn.Module,
-    specialties: Specialties,
+    specialties: Specialties | npt.ArrayLike,
     cut: str | None = None,
     branch: Branch | None = None,
     width: float = 1.0,
@@ -27,6 +29,7 @@ def convert(
 ) -> NetworkOfExperts:
     """A network of experts with the trunk of `model`, which is not changed.
 
+    `specialties` may be given as the number of the specialty of each class, [0, 0, 1, ...].
     Without a `cut` each branch is one new block of the kind the model's last stage is made of, then normalisation,
     pooling and classifier as the model has them, all drawn anew. With one, each branch is a copy of all that follows;
     where the model has one output for each class, each expert's classifier is the rows of its classes, and the network
@@ -34,13 +37,19 @@ def convert(
     `width` scales the layers inside a branch. `image_size` is the side of the images that the model reads, found by
     trying 224, 32 and others if it is not given.
     """
+    _require_callables(model, branch)
+    if not isinstance(specialties, Specialties):
+        specialties = Specialties(specialties)
     size = image_size or _readable_size(model)
     with torch.device("meta"):
         structure = copy.deepcopy(model).to("meta")
     name = type(model).__name__
-    plan = adapted(lambda outputs: copy.deepcopy(structure), name, size, cut=cut or "", branch=branch)
+    plan = adapted(lambda outputs: copy.deepcopy(structure), name, size, cut=cut or "")
+    if branch is not None:
+        branch = _checked(branch, features_of(plan))
     assert plan.classifier_layer is not None
     last = plan.classifier_layer()
+    _require_one_classifier(structure, last, size, name)
 
     def copied(outputs: int) -> nn.Module:
         again = copy.deepcopy(model)
@@ -67,6 +76,43 @@ def convert(
     return network.train(model.training)
 
 
+def _require_callables(model: object, branch: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: is {model!r:.60}, not an nn.Module; pass the network itself, already built")
+    if branch is not None and (isinstance(branch, nn.Module) or not callable(branch)):
+        raise UserError(
+            f"branch: is one {type(branch).__name__} for experts of any size; pass a function that takes a number of "
+            "classes and gives a new module, such as lambda classes: nn.Linear(64, classes)"
+        )
+
+
+def _checked(branch: Branch, features: tuple[int, ...]) -> Branch:
+    """Of the user's own: reads what the trunk gives, and gives a logit for each class of its specialty."""
+
+    def checked(count: int) -> nn.Module:
+        expert = branch(count)
+        if not isinstance(expert, nn.Module):
+            raise UserError(f"branch: gives {expert!r:.60} for {count} classes; return an nn.Module")
+        place = next(expert.parameters(), torch.empty(0))
+        try:
+            with torch.no_grad():
+                logits = expert.eval()(torch.zeros(features, device=place.device, dtype=place.dtype))
+        except Exception as error:  # whatever a layer says of what it cannot read
+            raise UserError(
+                f"branch: cannot read what the trunk gives, {features} for one image ({first_line(error)}); make its "
+                "first layer one for that shape"
+            ) from error
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if given != (1, count):
+            raise UserError(
+                f"branch: gives {given} for one image and a specialty of {count} classes; end it with one output for "
+                f"each class, (N, {count})"
+            )
+        return expert.train()
+
+    return checked
+
+
 def _share_out(classifier: nn.Module, experts: list[nn.Module], specialties: Specialties, last: str) -> None:
     """To each expert the rows of its classes."""
     for expert, classes in zip(experts, specialties.groups(), strict=True):
@@ -79,17 +125,47 @@ def _share_out(classifier: nn.Module, experts: list[nn.Module], specialties: Spe
                 tensor.copy_(source[rows])
 
 
+def _require_one_classifier(structure: nn.Module, last: str, size: int, name: str) -> None:
+    """Experts have other numbers of outputs, which one layer alone may decide."""
+    outputs = outputs_of(structure.get_submodule(last))
+    alike = [
+        path
+        for path, layer in structure.named_modules()
+        if path != last and isinstance(layer, WITH_WEIGHTS) and outputs_of(layer) == outputs
+    ]
+    changed = copy.deepcopy(structure).eval()
+    with_outputs(changed, last, outputs + 1)
+    try:
+        with torch.no_grad():
+            given = changed(torch.zeros(1, 3, size, size, device="meta")).shape[-1]
+    except Exception as error:  # whatever the code after the classifier says
+        given, reason = None, first_line(error)
+    else:
+        reason = f"with one more output of it the logits are {given}"
+    if given != outputs + 1:
+        others = f"; it has {', '.join(alike)} with as many outputs" if alike else ""
+        raise UserError(
+            f"{name}: its logits are not those of its last layer {last} alone ({reason}){others}; build it with a "
+            "single classifier (timm: distilled=False), or train it by name, as timm:NAME"
+        )
+
+
 def _readable_size(model: nn.Module) -> int:
     """The first usual size that the model reads; its weights do not say."""
     structure = copy.deepcopy(model).to("meta").eval()
+    name, reasons = type(model).__name__, []
     for size in (224, 32, 64, 128, 28, 256, 299, 384):
         try:
             with torch.no_grad():
                 logits = structure(torch.zeros(1, 3, size, size, device="meta"))
-        except Exception:  # whatever a layer says of a size that it cannot read
+        except Exception as error:  # whatever a layer says of a size that it cannot read
+            require_shapes_alone(error, name)
+            reasons.append(f"{size} pixels: {first_line(error)}")
             continue
         if isinstance(logits, Tensor):
             return size
+        reasons.append(f"{size} pixels: it gives {type(logits).__name__}, not a tensor of logits")
     raise UserError(
-        f"{type(model).__name__}: reads images of no usual size; pass image_size= the side of its images in pixels"
+        f"{name}: cannot read images of three channels at a usual size ({reasons[0]}); pass image_size= the "
+        "side of its images in pixels, or where it reads other channels a network for three"
     )

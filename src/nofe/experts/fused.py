@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
+from nofe.architectures.images_first import without_counting_images
 from nofe.experts import rules
 from nofe.experts.branches import Branches
 from nofe.experts.following import followed, where
@@ -146,6 +147,8 @@ class _Walk:
         traced = [followed(branch, LEAVES) for branch in branches]
         self.traces = [graph for graph, _ in traced]
         self._whole = traced[0][1]  # modules of the first branch that vmap runs as they are
+        for trace in self.traces:
+            without_counting_images(trace)
         _require_alike(self.traces)
         self.graph = fx.Graph()
         self.root = nn.Module()

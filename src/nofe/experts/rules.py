@@ -33,10 +33,10 @@ ARITHMETIC: set[Any] = {
 }  # fmt: skip
 REARRANGING: set[Any] = {
     torch.cat, torch.concat, operator.getitem, "mean", torch.mean, "permute", torch.permute, "transpose",
-    torch.transpose, "reshape", torch.reshape, "view", "flatten", torch.flatten, "squeeze", "unsqueeze", "contiguous",
-    "sum", "amax",
+    torch.transpose, "reshape", torch.reshape, "view", "flatten", torch.flatten, "unflatten", "squeeze", "unsqueeze",
+    "contiguous", "sum", "amax",
 }  # fmt: skip
-POOLING: set[Any] = {F.adaptive_avg_pool2d, F.avg_pool2d, F.max_pool2d, F.adaptive_max_pool2d}
+POOLING: set[Any] = {F.adaptive_avg_pool2d, F.avg_pool2d, F.max_pool2d, F.adaptive_max_pool2d, torch.max_pool2d}
 
 
 class ParameterStack(StackedLayer):
@@ -145,6 +145,8 @@ class EachFunction(nn.Module):
         args, kwargs = fx.node.map_aggregate(
             cast(Any, self.arrangement), lambda each: values[each.index] if isinstance(each, Place) else each
         )
+        if self.call == "view":  # of one expert's part, which does not lie in one piece
+            return args[0].reshape(*args[1:], **kwargs)
         if isinstance(self.call, str):
             return getattr(args[0], self.call)(*args[1:], **kwargs)
         return self.call(*args, **kwargs)
