@@ -230,6 +230,12 @@ class EachMap(nn.Module):
         return maps
 
 
+class Probable(nn.Sequential):
+    def forward(self, images: Tensor) -> Tensor:
+        probabilities: Tensor = super().forward(images).softmax(1)
+        return probabilities
+
+
 class OnlyOnce(nn.Module):
     """A layer that goes by more than what it reads."""
 
@@ -272,6 +278,8 @@ class ShakenInTraining(nn.Sequential):
         (nn.Sequential(OnlyOnce(), *plain()), "", ["Sequential: 0 cannot be run", "(ran before)", "with cut='1'"]),
         (Centres(*plain()), "", ["Centres.forward reads a tensor that no layer holds (in", "register_buffer"]),
         (nn.Conv2d(3, 4, 3), "", ["gives (1, 4,", "pass an image classifier"]),
+        (nn.Sequential(plain(), nn.LogSoftmax(1)), "", ["Sequential: ends in 1, and one softmax", "return the logits"]),
+        (Probable(*plain()), "", ["Probable: ends in softmax, and one softmax", "return the logits"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_converted_is_named_with_the_next_move(model: nn.Module, cut: str, said: list[str]) -> None:

@@ -20,6 +20,9 @@ from nofe.errors import UserError
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
 ROOT = "model"
+SOFTMAX = (
+    nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax",
+)  # fmt: skip
 DROPOUTS: dict[Any, Callable[[float], nn.Module]] = {
     F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.alpha_dropout: nn.AlphaDropout,
 }  # fmt: skip
@@ -93,10 +96,23 @@ def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Lin
         return path == "" or path in on_the_way or _is_sequential(module) or type(module) in stages
 
     graph = _followed(model, opens, name)
+    _require_logits(model, graph, name)
     _dropouts_as_layers(graph)
     _add_layers(model, graph)
     classifier = _last_with_weights(model, image, name)
     return Line(graph, _shapes(model, graph, image, name), classifier)
+
+
+def _require_logits(model: nn.Module, graph: fx.Graph, name: str) -> None:
+    """Experts that normalise over their own classes could not be compared with one another."""
+    [outcome] = (node for node in graph.nodes if node.op == "output")
+    last = outcome.args[0]
+    if not isinstance(last, fx.Node):
+        return  # no logits either; others say so
+    made_by = type(model.get_submodule(str(last.target))) if last.op == "call_module" else last.target
+    if made_by in SOFTMAX:
+        layer = last.target if last.op == "call_module" else last.name
+        raise UserError(f"{name}: ends in {layer}, and one softmax over all experts follows; return the logits")
 
 
 def part_of(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
