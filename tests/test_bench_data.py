@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from nofe.bench_data import AT_ONCE, IN_ONE, data_in_words, decode_and_resize, limit_of, measure_data
+from nofe.bench_data import AT_ONCE, IN_ONE, decode_and_resize, limit_of, measure_data
 from nofe.cli import app
 from nofe.data import list_images
 from nofe.errors import UserError
+from nofe.report.text import data_in_words
 from nofe.training.runtime import make_runtime
 
 

@@ -227,23 +227,3 @@ def _images_per_second(run: Callable[[], int], runtime: Runtime) -> float:
     count = run()
     runtime.synchronize()
     return count / max(time.perf_counter() - began, 1e-9)
-
-
-def data_in_words(measured: dict[str, Any]) -> str:
-    speeds: dict[str, float] = measured["images_per_second"]
-    where = {"read": "one process", "decode": f"one process, plain JPEGs by {measured['jpegs_by']}"}
-    where |= {"resize": "one process"}
-    where |= {"workers": f"{measured['workers']} processes: read, decode, resize", "whole": "all at once"}
-    where |= {
-        "step": f"the device, {measured['experts']} experts, on images that are there",
-        "train": "the loop itself",
-    }
-    lines = [f"{name:<8} {speed:>12,.0f} images/s  {where.get(name, 'the device')}" for name, speed in speeds.items()]
-    average = 1e6 * measured["megabytes"] / max(measured["images"], 1)
-    head = (
-        f"{measured['images']:,} images of {average / 1e3:,.1f} KB to {measured['image_size']} pixels, batches of "
-        f"{measured['batch']}, on {measured['environment']['device']}"
-    )
-    inside = "" if measured["inside"] == measured["limit"] else f", there {measured['inside']}"
-    tail = f"The limit is {measured['limit']}{inside}: {measured['advice']}."
-    return "\n".join((head, "", *lines, "", tail))

@@ -450,7 +450,8 @@ def bench_data(
 ) -> None:
     """Images a second of reading, decoding, resizing, copying and augmenting, and which of them is the limit."""
     from nofe.bench import folder_of
-    from nofe.bench_data import data_in_words, measure_data
+    from nofe.bench_data import measure_data
+    from nofe.report.text import data_in_words
     from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 

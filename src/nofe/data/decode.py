@@ -59,7 +59,7 @@ def decode_image(source: Path | Source, image_size: int) -> NDArray[np.uint8]:
 def square_of_whole(whole: Whole, image_size: int) -> NDArray[np.uint8]:
     """The second half of it."""
     small = whole.shrunk(_middle(*whole.image.size, 1), (image_size, image_size))
-    return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
+    return np.asarray(small).transpose(2, 0, 1)  # a view: whoever keeps it copies it in any case
 
 
 def middle_square(image: Image.Image, image_size: int) -> Image.Image:
@@ -132,7 +132,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         layer = image.convert("RGBA")
         page = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(page, layer).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def _middle(width: int, height: int, aspect: int) -> Box:

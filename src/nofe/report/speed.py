@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nofe.report.text import losses_in_words, runs_in_words, timings_in_words, update_in_words
+from nofe.report.text import data_in_words, losses_in_words, runs_in_words, timings_in_words, update_in_words
 
 HEAD = """# Speed
 
 Made by `nofe results` from the files under [benchmarks/results](../benchmarks/results) alone. Those that are compared
 took turns in one run, so the ratios hold where the milliseconds, on machines that others use too, do not. `x base` is
 the time and `x work` the multiplications beside the base's; the share of peak is of the largest matrix product of the
-same run. The files have versions, commit and date.
+same run, which a convolution can outdo. The files have versions, commit and date.
 """
 
 # What a file is, by a key that only its kind has.
@@ -21,6 +21,7 @@ WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "runs": runs_in_words,
     "rules": update_in_words,
     "compared": losses_in_words,
+    "images_per_second": data_in_words,
 }
 
 

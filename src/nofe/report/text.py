@@ -184,3 +184,24 @@ def update_in_words(measured: dict[str, Any]) -> str:
     title += f"{measured['confusion_images']:,} of them counted"
     head = ("rule", "confusion, ms", "assignment, ms", "epoch, ms", "update, share of epoch")
     return f"{title}\n\n{table(head, rows)}"
+
+
+def data_in_words(measured: dict[str, Any]) -> str:
+    """How fast images come, step by step, and which step is the limit."""
+    speeds: dict[str, float] = measured["images_per_second"]
+    where = {"read": "one process", "decode": f"one process, plain JPEGs by {measured['jpegs_by']}"}
+    where |= {"resize": "one process"}
+    where |= {"workers": f"{measured['workers']} processes: read, decode, resize", "whole": "all at once"}
+    where |= {
+        "step": f"the device, {measured['experts']} experts, on images that are there",
+        "train": "the loop itself",
+    }
+    lines = [f"{name:<8} {speed:>12,.0f} images/s  {where.get(name, 'the device')}" for name, speed in speeds.items()]
+    average = 1e6 * measured["megabytes"] / max(measured["images"], 1)
+    head = (
+        f"{measured['images']:,} images of {average / 1e3:,.1f} KB to {measured['image_size']} pixels, batches of "
+        f"{measured['batch']}, on {measured['environment']['device']}"
+    )
+    inside = "" if measured["inside"] == measured["limit"] else f", there {measured['inside']}"
+    tail = f"The limit is {measured['limit']}{inside}: {measured['advice']}."
+    return "\n".join((head, "", *lines, "", tail))
