@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from nofe.errors import RunError
+from nofe.errors import NofeError, RunError
 from nofe.side_by_side import run_side_by_side
 
 
@@ -47,4 +47,7 @@ def note(job: Sleeping, what: str) -> None:
 
 if __name__ == "__main__":
     endless = [Sleeping(name, Path(sys.argv[1]), lasts=60) for name in ("one", "two")]
-    run_side_by_side(endless, sleep, at_once=2)
+    try:
+        run_side_by_side(endless, sleep, at_once=2)
+    except NofeError as error:
+        sys.exit(error.exit_code)

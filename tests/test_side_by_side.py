@@ -48,7 +48,7 @@ def test_no_job_outlives_what_started_it(number: signal.Signals, tmp_path: Path)
     parent = subprocess.Popen([sys.executable, str(program), str(tmp_path)], stderr=subprocess.DEVNULL)
     wait_until(lambda: len(notes(tmp_path)) == 2)
     parent.send_signal(number)
-    parent.wait(20)
+    assert parent.wait(20) == (-number if number == signal.SIGKILL else 128 + number)
     workers = [int(note[1]) for note in notes(tmp_path) if note[0] == "begun"]
     wait_until(lambda: not any(is_running(worker) for worker in workers))
     assert [note[0] for note in notes(tmp_path)] == ["begun", "begun", "stopped", "stopped"]

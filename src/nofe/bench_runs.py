@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from nofe.bench import Case, cases, prepare
 from nofe.errors import RunError, UserError
 from nofe.training.launch import MODES, in_mode, milliseconds
-from nofe.training.runtime import environment, make_runtime, share_of_each, sharing_the_gpu
+from nofe.training.runtime import environment, is_on_cuda, make_runtime, share_of_each, sharing_the_gpu
 
 AN_EPOCH = 50_000  # images, as of CIFAR-100
 SECONDS_TO_GET_READY = 300.0  # importing, compiling, capturing
@@ -60,8 +58,7 @@ def measure_runs(
     """
     if min(at_once) < 1:
         raise UserError(f"--at-once {min(at_once)}: no run at all; choose 1 or more")
-    on_gpu = choices.device.startswith("cuda") or (choices.device == "auto" and torch.cuda.is_available())
-    mode = mode or (MODES[-1] if on_gpu else MODES[0])
+    mode = mode or (MODES[-1] if is_on_cuda(choices.device) else MODES[0])
     chosen = cases(networks, [mode], ["train"], [experts], [100], [batch])
     rows: list[dict[str, Any]] = []
     where: dict[str, Any] = {}

@@ -24,16 +24,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the code of a python: architecture.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where data sets lie, or are downloaded to.")]
+DatasetName = Annotated[
+    str | None, typer.Option("--dataset", help="glyphs, cifar100, folder:PATH, shards:PATH ...; see nofe list.")
+]
+ArchitectureName = Annotated[str | None, typer.Option("--architecture", help="See nofe list.")]
+RecipeName = Annotated[str | None, typer.Option("--recipe", help="How all networks are trained; see nofe list.")]
+Bases = Annotated[str | None, typer.Option("--base", help="Bases to compare: experts, paper, both, none.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="e.g. generalist.epochs=5; repeatable."),
+]
+Precision = Annotated[str | None, typer.Option("--precision", help="auto, bf16, tf32 or fp32.")]
+Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", help="Stop after this time; go on with the same command.")]
 
 
 @app.command()
 def train(
-    dataset: Annotated[
-        str | None, typer.Option(help="glyphs, cifar100, folder:PATH, shards:PATH ...; see nofe list.")
-    ] = None,
+    dataset: DatasetName = None,
     data_root: DataRoot = None,
-    architecture: Annotated[str | None, typer.Option(help="See nofe list.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="How all networks are trained; see nofe list.")] = None,
+    architecture: ArchitectureName = None,
+    recipe: RecipeName = None,
     experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
     rule: Annotated[str | None, typer.Option(help="How specialties are chosen; see nofe list.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order, augmentation and partition.")] = None,
@@ -43,21 +54,18 @@ def train(
     cut: Annotated[str | None, typer.Option(help="Experts begin with this layer.")] = None,
     branch_width: Annotated[float | None, typer.Option(help="Of the layers inside a branch; 1 is full.")] = None,
     parameters: Annotated[int | None, typer.Option(help="Narrow the branches to so many in all.")] = None,
-    base: Annotated[str | None, typer.Option(help="Bases to compare: experts, paper, both, none.")] = None,
+    base: Bases = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="e.g. generalist.epochs=5; repeatable."),
-    ] = None,
+    set_: Settings = None,
     reuse: Annotated[
         list[Path] | None,
         typer.Option(metavar="RUN", help="Take stages that this run has trained alike from there; repeatable."),
     ] = None,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
     device: Device = "auto",
-    precision: Annotated[str | None, typer.Option(help="auto, bf16, tf32 or fp32.")] = None,
-    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+    precision: Precision = None,
+    compile_: Compile = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
     kernels: Annotated[
         str, typer.Option(help="measure, known, together, loop, product, winograd, branches.")
@@ -125,32 +133,28 @@ def train(
 
 @app.command()
 def sweep(
-    dataset: Annotated[
-        str | None, typer.Option(help="glyphs, cifar100, folder:PATH, shards:PATH ...; see nofe list.")
-    ] = None,
+    dataset: DatasetName = None,
     data_root: DataRoot = None,
-    architecture: Annotated[str | None, typer.Option(help="See nofe list.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="How all networks are trained; see nofe list.")] = None,
+    architecture: ArchitectureName = None,
+    recipe: RecipeName = None,
     experts: Annotated[list[int] | None, typer.Option(help="K, the number of experts; repeatable.")] = None,
     rule: Annotated[list[str] | None, typer.Option(help="How specialties are chosen; repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
-    base: Annotated[str | None, typer.Option(help="Bases to compare: experts, paper, both, none.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="e.g. generalist.epochs=5; repeatable."),
-    ] = None,
+    base: Bases = None,
+    set_: Settings = None,
     out: Annotated[Path, typer.Option(help="A folder for the folders of the runs.")] = Path("runs/sweep"),
     side_by_side: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is 8 on a GPU, 1 elsewhere.")] = 0,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time; go on with the same command.")] = None,
+    minutes: Minutes = None,
     device: Device = "auto",
-    precision: Annotated[str | None, typer.Option(help="auto, bf16, tf32 or fp32.")] = None,
-    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+    precision: Precision = None,
+    compile_: Compile = None,
 ) -> None:
     """Train with several seeds, numbers of experts and rules, side by side, and compare them."""
+    from nofe.architectures.zoo import trust
     from nofe.errors import RunError
     from nofe.sweep import Choices, sweep_in_words, trainings
     from nofe.sweep import sweep as run_all
-    from nofe.training.runtime import make_runtime
+    from nofe.training.runtime import is_on_cuda
 
     chosen: dict[str, Any] = {
         "data.name": dataset,
@@ -161,8 +165,10 @@ def sweep(
         "precision": precision,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
+    if architecture is not None:
+        trust(architecture)
     jobs = trainings(_config(given, set_ or []), range(seeds), experts or [], rule or [])
-    at_once = side_by_side or (8 if make_runtime(device).device.type == "cuda" else 1)
+    at_once = side_by_side or (8 if is_on_cuda(device) else 1)
     choices = Choices(device, compile_, "known" if at_once > 1 else "measure")
     outcome = run_all(jobs, out, choices, at_once=at_once, minutes=minutes)
     print(f"\n{sweep_in_words(jobs, out)}\n\nThe runs are in {out}.")
@@ -504,7 +510,7 @@ def reproduce(
     tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="See --list; or all.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Every table and figure: rows, cost, state.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time; go on with the same command.")] = None,
+    minutes: Minutes = None,
     side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = 8,
     data_root: Annotated[Path, typer.Option(help="Where CIFAR-100 lies, or is downloaded to.")] = Path("data"),
     work: Annotated[Path, typer.Option(help="Folders of the runs.")] = Path("runs/reproduce"),
@@ -514,7 +520,7 @@ def reproduce(
     ] = None,
     only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
     device: Device = "auto",
-    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+    compile_: Compile = None,
 ) -> None:
     """Train what is missing of the paper's tables, and print them beside the paper's."""
     from dataclasses import replace

@@ -65,7 +65,7 @@ def run_side_by_side(
     """`work`, which must be a function that another process can import, on every job, so many at a time.
 
     After `minutes` jobs that are under way stop with a checkpoint, and nothing new is begun. A signal does the same,
-    and is raised as KeyboardInterrupt.
+    and is raised as Interrupted.
     """
     from nofe.training.runtime import sharing_the_gpu
 
@@ -196,16 +196,19 @@ def _end_with_the_parent(orphaned: threading.Event) -> None:
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """SIGTERM ends like Ctrl-C, by way of every `finally`; in the main thread, where handlers can be set."""
+    """So that they end it by way of every `finally`; in the main thread, where handlers can be set."""
+    from nofe.training.runtime import Interrupted
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise Interrupted(f"stopped by signal {number}, all saved; run the command again to go on", number)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

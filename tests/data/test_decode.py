@@ -21,6 +21,7 @@ def colour_of(path: Path) -> tuple[int, ...]:
     pixels = decode_image(path, SIZE)
     assert pixels.shape == (3, SIZE, SIZE)
     assert pixels.dtype == np.uint8
+    assert pixels.flags.c_contiguous
     assert np.ptp(pixels.reshape(3, -1), axis=1).max() <= 3
     return tuple(int(value) for value in pixels.reshape(3, -1).mean(axis=1).round())
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nofe.architectures.architecture import Architecture, Classifier
+from nofe.architectures.line import first_line
 from nofe.architectures.zoo import is_zoo_name, library_weights
 from nofe.errors import UserError
 
@@ -33,9 +34,8 @@ def read_weights(weights: str, architecture: str) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise UserError(f"--weights {weights}: no such file; check the spelling") from error
     except Exception as error:  # a damaged file fails in as many ways as there are formats
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"--weights {weights}: cannot be read as tensors alone ({first_line}); save the state_dict with "
+            f"--weights {weights}: cannot be read as tensors alone ({first_line(error)}); save the state_dict with "
             "safetensors.torch.save_file"
         ) from error
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nofe.architectures.adapt import Build, adapted
 from nofe.architectures.architecture import Architecture
+from nofe.architectures.line import first_line
 from nofe.errors import UserError
 
 SOURCES = {
@@ -88,10 +89,9 @@ def library_weights(name: str) -> dict[str, Tensor]:
     except UserError:
         raise
     except Exception as error:  # each library has its own for a network that is not reached
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"--pretrained: cannot get the weights of {name} ({first_line}); fetch them elsewhere and name the file "
-            "with --weights FILE"
+            f"--pretrained: cannot get the weights of {name} ({first_line(error)}); fetch them elsewhere and name the "
+            "file with --weights FILE"
         ) from error
     state: dict[str, Tensor] = model.state_dict()
     return state

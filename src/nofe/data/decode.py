@@ -50,16 +50,23 @@ class Whole:
         return small if self.turn is None else small.transpose(self.turn)
 
 
-def decode_image(source: Path | Source, image_size: int) -> NDArray[np.uint8]:
-    """The middle square of an image, `image_size` pixels a side: (3, H, W). An animation gives its first frame."""
+def decode_image(source: Path | Source, image_size: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """The middle square of an image, `image_size` pixels a side: (3, H, W). An animation gives its first frame.
+
+    `out` is where to put it; what cannot be read leaves it as it was.
+    """
     with _saying_why(source):
-        return square_of_whole(decode_whole(source, image_size), image_size)
+        square = square_of_whole(decode_whole(source, image_size), image_size)
+        if out is None:
+            return np.ascontiguousarray(square)
+        out[:] = square
+        return out
 
 
 def square_of_whole(whole: Whole, image_size: int) -> NDArray[np.uint8]:
     """The second half of it."""
     small = whole.shrunk(_middle(*whole.image.size, 1), (image_size, image_size))
-    return np.asarray(small).transpose(2, 0, 1)  # a view: whoever keeps it copies it in any case
+    return np.asarray(small).transpose(2, 0, 1)  # a view: it is copied once, to where it is wanted
 
 
 def middle_square(image: Image.Image, image_size: int) -> Image.Image:

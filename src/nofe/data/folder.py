@@ -114,7 +114,7 @@ def _decode_all(
     def decode_some(start: int) -> None:
         for i in range(start, min(start + IMAGES_PER_TASK, count)):
             try:
-                images[i] = decode_image(source(i), image_size)
+                decode_image(source(i), image_size, images[i])
             except UnreadableError as error:
                 reasons[i] = str(error)
 

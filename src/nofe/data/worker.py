@@ -73,7 +73,7 @@ def run(work: Work, sources: Sequence[Source], shared: mmap.mmap) -> list[Outcom
                 outcomes.append(encode(source, work))
             else:
                 assert pixels is not None
-                pixels[done] = decode_image(source, work.image_size)
+                decode_image(source, work.image_size, pixels[done])
                 outcomes.append(None)
         except UnreadableError as error:
             outcomes.append(str(error))

@@ -197,6 +197,11 @@ def _device_of_rank(device: str, launch: Launch) -> str:
     return f"cuda:{launch.local_rank}"
 
 
+def is_on_cuda(device: str) -> bool:
+    """Of a device by name, without touching it: whoever starts others leaves the GPU to them."""
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+
+
 def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
