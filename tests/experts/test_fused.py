@@ -207,6 +207,18 @@ def test_logits_are_in_class_order_whatever_the_partition() -> None:
             assert network(torch.zeros(2, 1)).tolist() == [list(range(11))] * 2
 
 
+def test_gradients_return_to_the_slot_of_their_class() -> None:
+    specialties = Specialties([0, 2, 1, 2, 0, 2])
+    network = plant_experts(architecture_named("alexnet-quick-c100"), specialties)
+    slots = torch.randn(3, 6, requires_grad=True)
+    network.trunk, network.experts = nn.Identity(), nn.Identity()  # type: ignore[assignment]
+    wanted = torch.randn(3, 6)
+    network(slots).backward(wanted)
+    ours, slots.grad = slots.grad, None
+    slots[:, network.slot_of_class].backward(wanted)
+    torch.testing.assert_close(ours, slots.grad, rtol=0, atol=0)
+
+
 def test_grown_trunk_is_the_generalists_and_branches_are_new() -> None:
     from nofe.experts.network import grow_experts
 

@@ -6,6 +6,7 @@ import json
 import torch
 from torch import Tensor, nn
 
+from nofe.training import one_launch
 from nofe.training.half import forward_of
 from nofe.training.one_launch import PIECE, OneLaunchSGD
 from nofe.training.runtime import Runtime
@@ -56,6 +57,38 @@ def moved_apart(nesterov: bool) -> dict[str, float]:
     return {"apart": farthest(one, other), "moved": farthest(one, start)}
 
 
+def moved_apart_beside_backward() -> dict[str, object]:
+    """Weights stepped while gradients come, in lots, against torch's SGD; once a step is taken the usual way."""
+    one_launch.ENOUGH = PIECE
+    one = network()
+    other, start = copy.deepcopy(one), copy.deepcopy(one)
+    for model in (one, other):
+        model[5].bias.requires_grad_(False)
+    theirs = torch.optim.SGD(groups(one), lr=0.1, momentum=0.9)  # type: ignore[arg-type]
+    ours = OneLaunchSGD(groups(other), lr=0.1, momentum=0.9)
+    early: list[list[int]] = []  # for each step: how many weights had no gradient yet when a lot was launched
+    launch = ours._step
+
+    def noted(number: int) -> None:
+        early[-1].append(sum(weight.grad is None for weight in other.parameters()))
+        launch(number)
+
+    ours._step = noted  # type: ignore[method-assign]
+    for step in range(5):
+        theirs.zero_grad()
+        one(images(step)).square().mean().backward()
+        theirs.step()
+        early.append([])
+        ours.zero_grad()
+        loss = other(images(step)).square().mean()
+        if step == 2:
+            loss.backward()
+            ours.step()
+        else:
+            ours.backward_and_step(loss)
+    return {"apart": farthest(one, other), "moved": farthest(one, start), "early": early}
+
+
 def copies_apart() -> dict[str, object]:
     """Weights kept in bfloat16 against weights cast at every step."""
     one = network()
@@ -85,4 +118,5 @@ def copies_apart() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"plain": moved_apart(False), "nesterov": moved_apart(True), "copies": copies_apart()}))
+    found = {"plain": moved_apart(False), "nesterov": moved_apart(True), "copies": copies_apart()}
+    print(json.dumps(found | {"beside": moved_apart_beside_backward()}))

@@ -36,3 +36,20 @@ def test_copies_in_bfloat16_follow_the_weights(found: dict[str, Any]) -> None:
     assert max(copies["apart"]) < 1e-3
     assert copies["weights_have_no_gradient"]
     assert copies["copy_from_weight"] <= copies["largest_weight"] / 128
+
+
+def test_weights_stepped_beside_backward_go_the_same_way(found: dict[str, Any]) -> None:
+    beside = found["beside"]
+    assert beside["apart"] < 1e-6
+    assert beside["moved"] > 1e-2
+
+
+def test_weights_are_stepped_before_backward_ends(found: dict[str, Any]) -> None:
+    """The first step learns the order in which gradients come; a plain step waits for all of them."""
+    without = 1  # one weight never has a gradient
+    first, *others = found["beside"]["early"]
+    assert first == [without]
+    for number, early in enumerate(others, start=1):
+        assert len(early) > 2
+        assert early[-1] == without
+        assert (early[0] > without) == (number != 2)

@@ -12,6 +12,7 @@ from nofe.architectures import Classifier, architecture_named
 from nofe.architectures.caffe import BatchNorm2d, Multipliers, multipliers_of
 from nofe.architectures.resnet import resnet_head, resnet_trunk
 from nofe.training.optimizer import (
+    backward_and_step,
     caffe_sgd,
     current_rate,
     load_optimizer_tensors,
@@ -171,3 +172,18 @@ def test_what_is_frozen_does_not_move() -> None:
     before = frozen.clone()
     by_optimizer(model, caffe_sgd(model, RECIPE), RATES[:2])
     assert torch.equal(frozen, before)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_wait_for_gradients_of_other_ranks(ranks: int) -> None:
+    """An optimizer that steps while gradients come would take those of its own rank alone."""
+    weight = nn.Parameter(torch.ones(3))
+    early = []
+
+    class Early(torch.optim.SGD):
+        def backward_and_step(self, loss: Tensor) -> None:
+            early.append(loss)
+
+    backward_and_step(Early([weight], lr=0.5), weight.sum(), ranks=ranks)
+    assert bool(early) == (ranks == 1)
+    assert weight.tolist() == ([1.0] * 3 if early else [0.5] * 3)

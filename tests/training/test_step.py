@@ -216,6 +216,7 @@ def test_weights_stepped_by_one_kernel_are_the_same_training(
     precision: str, capture: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = Runtime(torch.device("cuda:0"), precision, capture=capture)
+    monkeypatch.setattr("nofe.training.one_launch.ENOUGH", 2000)  # so that weights are stepped beside backward
     ours = losses(small_resnet(), runtime, steps=12)
     monkeypatch.setattr(optimizer, "find_spec", lambda name: None)  # as if there were no triton
     theirs = losses(small_resnet(), runtime, steps=12)
@@ -235,7 +236,7 @@ class FakeGraph:
 @pytest.fixture
 def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nothing:
-        def __init__(self, *_: object) -> None: ...
+        def __init__(self, *_: object, **__: object) -> None: ...
         def __enter__(self) -> None: ...
         def __exit__(self, *_: object) -> None: ...
         def wait_stream(self, _: object) -> None: ...

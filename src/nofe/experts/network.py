@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from nofe.architectures import Architecture
 from nofe.architectures.architecture import WithTrunk
@@ -23,6 +23,7 @@ class NetworkOfExperts(WithTrunk):
     """Images (N, 3, H, W) to logits (N, C) in class order; nothing outside knows about slots."""
 
     slot_of_class: Tensor
+    class_of_slot: Tensor
     class_names: tuple[str, ...] = ()  # where the network comes from a run
     preprocess: Callable[[Tensor], Tensor] | None = None  # bytes to what forward reads; likewise
 
@@ -32,13 +33,14 @@ class NetworkOfExperts(WithTrunk):
         self.experts: Branches | FusedExperts = Branches(experts)
         self.specialties = specialties
         # Not saved with the weights: specialties.json says the same, readable by a person.
-        self.register_buffer("slot_of_class", torch.from_numpy(specialties.slot_of_class.copy()), persistent=False)
+        slot_of_class = torch.from_numpy(specialties.slot_of_class.copy())
+        self.register_buffer("slot_of_class", slot_of_class, persistent=False)
+        self.register_buffer("class_of_slot", slot_of_class.argsort(), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
         features = self.trunk(images)  # (N, D, h, w)
         slots: Tensor = self.experts(features)  # (N, C) in expert order
-        # Not slots[:, ...]: its gradient sorts the indices, in ten kernels on a GPU.
-        return slots.index_select(1, self.slot_of_class)  # (N, C) in class order
+        return in_class_order(slots, self.slot_of_class, self.class_of_slot)
 
     def fuse(self) -> bool:
         """Run the experts as one from now on: the same function, faster. False, with a word, where that cannot be."""
@@ -127,6 +129,35 @@ class NetworkOfExperts(WithTrunk):
             return tensors
         of_experts, others = _apart(tensors)
         return others | {f"experts.{name}": tensor for name, tensor in self.experts.stacked(of_experts).items()}
+
+
+@fx.wrap  # or tracing the network would ask a proxy whether it wants a gradient
+def in_class_order(slots: Tensor, slot_of_class: Tensor, class_of_slot: Tensor) -> Tensor:  # (N, C)
+    if slots.requires_grad:
+        reordered: Tensor = _Reordered.apply(slots, slot_of_class, class_of_slot)
+        return reordered
+    return slots.index_select(1, slot_of_class)
+
+
+class _Reordered(torch.autograd.Function):
+    """Columns in another order, whose gradient is put back by one kernel.
+
+    torch does not know that no column is taken twice: it adds up, in five kernels, and for slots[:, ...] sorts too.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(columns: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        return columns.index_select(1, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(1, *ctx.saved_tensors), None, None
 
 
 def _apart(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -52,7 +52,8 @@ class CapturedStep:
             return
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # What a step does on another stream, its own weights say, fills the gaps and does not go first.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(priority=-1)):
                 self._step()
             self._graph = graph
             while _left_for_after:

@@ -18,7 +18,7 @@ from nofe.streams import seed_for
 from nofe.training.average import MovingAverage
 from nofe.training.half import forward_of
 from nofe.training.launch import compile_blocks, compiled, launcher
-from nofe.training.optimizer import optimizer_of, set_rate, weights_may_have_changed
+from nofe.training.optimizer import backward_and_step, optimizer_of, set_rate, weights_may_have_changed
 from nofe.training.progress import Progress
 from nofe.training.recipe import Recipe, rate_at
 from nofe.training.runtime import Runtime
@@ -168,8 +168,7 @@ def training_step(state: TrainState, batches: Batches, objective: Objective, run
         images, labels = next_batch()
         loss = score(forward(images), labels)
         state.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        state.optimizer.step()
+        backward_and_step(state.optimizer, loss, ranks=runtime.ranks.count)
         if state.average:
             state.average.update()
 

@@ -6,7 +6,9 @@ and copy are; each program of the kernel takes one piece of one of them. Gradien
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from nofe.training.launch import after_capture
 
 PIECE = 4096  # numbers for each program
 COLUMNS = 6  # of the table: addresses of weight, gradient, velocity, copy (0: none); numbers; group
+ENOUGH = 2**20  # numbers, to be stepped beside the rest of backward
 
 
 class OneLaunchSGD(torch.optim.SGD):
@@ -29,14 +32,15 @@ class OneLaunchSGD(torch.optim.SGD):
     def __init__(self, groups: Any, **settings: Any) -> None:
         super().__init__(groups, **settings)
         self._copies: dict[nn.Parameter, Tensor] = {}
-        weights = [weight for group in self.param_groups for weight in group["params"]]
-        self._device = weights[0].device
-        self._pieces = self._on_device([(n, at) for n, w in enumerate(weights) for at in range(0, w.numel(), PIECE)])
-        self._rates = self._on_device([group["lr"].data_ptr() for group in self.param_groups])
+        self._group_of = {weight: n for n, group in enumerate(self.param_groups) for weight in group["params"]}
+        self._device = next(iter(self._group_of)).device
+        self._rates = _on_device([group["lr"].data_ptr() for group in self.param_groups], self._device)
         self._decays = torch.tensor([group["weight_decay"] for group in self.param_groups], device=self._device)
-        self._rows: list[tuple[int, ...]] = []
-        self._table = self._on_device([])
-        self._of_captured = self._on_device([(0,) * COLUMNS] * len(weights))
+        self._lots = [_Lot(list(self._group_of), self._device)]  # each stepped by a launch of its own
+        self._launched: set[int] = set()  # lots of the step under way
+        self._is_told = False  # of gradients, as they come
+        self._arrived: dict[nn.Parameter, None] = {}  # in the order in which they came
+        self._beside: _Beside | None = None  # only while gradients come that are the last for this step
 
     def keep_copies(self, weights: Sequence[nn.Parameter]) -> list[Tensor]:
         """In bfloat16: leaves, to be differentiated in place of the weights. Every step makes them anew."""
@@ -57,24 +61,64 @@ class OneLaunchSGD(torch.optim.SGD):
         for copy in self._copies.values():
             copy.grad = None
 
+    def backward_and_step(self, loss: Tensor) -> None:
+        """Like `loss.backward()` and `step()`, but weights are stepped as soon as enough of them have gradients.
+
+        The last layers are the largest and come first; their step takes memory's time, which the many small kernels
+        of backward leave free.
+        """
+        first = not self._is_told
+        if first:
+            self._is_told = True
+            for weight in self._group_of:
+                leaf = self._copies.get(weight, weight)
+                if leaf.requires_grad:
+                    leaf.register_post_accumulate_grad_hook(partial(self._gradient_came, weight))
+        self._beside = _Beside(self._device)
+        loss.backward()
+        self.step()
+        self._beside.join()
+        self._beside = None
+        if first:  # what comes first is stepped first from now on
+            others = [weight for weight in self._group_of if weight not in self._arrived]
+            self._lots = [_Lot(weights, self._device) for weights in _in_lots([*self._arrived, *others])]
+
+    def _gradient_came(self, weight: nn.Parameter, _: Tensor) -> None:
+        self._arrived[weight] = None
+        for n, lot in enumerate(self._lots[:-1]):
+            if weight in lot.waits_for:
+                lot.waits_for.remove(weight)
+                if not lot.waits_for and self._beside:
+                    with self._beside.the_rest():
+                        self._step(n)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for n in range(len(self._lots)):
+            if n not in self._launched:
+                self._step(n)
+        self._launched.clear()
+        for lot in self._lots:
+            lot.waits_for.update(lot.weights)
+
+    @torch.no_grad()
+    def _step(self, number: int) -> None:
+        lot = self._lots[number]
         gradients = []  # held until the kernel is launched: the table has addresses alone
         rows = []
-        for number, group in enumerate(self.param_groups):
-            for weight in group["params"]:
-                copy = self._copies.get(weight)
-                gradients.append(_laid_out_like(weight, weight.grad if copy is None else copy.grad))
-                tensors = (weight, gradients[-1], self._velocity(weight), copy)
-                addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-                rows.append((*addresses, weight.numel(), number))
-        table = self._table_of(rows)
+        for weight in lot.weights:
+            copy = self._copies.get(weight)
+            gradients.append(_laid_out_like(weight, weight.grad if copy is None else copy.grad))
+            tensors = (weight, gradients[-1], self._velocity(weight), copy)
+            addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+            rows.append((*addresses, weight.numel(), self._group_of[weight]))
         first = self.param_groups[0]
-        _step_of_a_piece[(len(self._pieces),)](
-            table, self._pieces, self._rates, self._decays, first["momentum"],
+        _step_of_a_piece[(len(lot.pieces),)](
+            lot.table_of(rows), lot.pieces, self._rates, self._decays, first["momentum"],
             nesterov=first["nesterov"], aligned=all(address % 16 == 0 for row in rows for address in row[:4]),
             length=PIECE, columns=COLUMNS, num_warps=8,
         )  # fmt: skip
+        self._launched.add(number)
 
     def _velocity(self, weight: nn.Parameter) -> Tensor:
         memory = self.state[weight]
@@ -83,19 +127,64 @@ class OneLaunchSGD(torch.optim.SGD):
         velocity: Tensor = memory["momentum_buffer"]
         return velocity
 
-    def _table_of(self, rows: list[tuple[int, ...]]) -> Tensor:
+
+class _Lot:
+    """Weights that one launch steps, and where the kernel finds them."""
+
+    def __init__(self, weights: list[nn.Parameter], device: torch.device) -> None:
+        self.weights = weights
+        self.waits_for = set(weights)
+        self._device = device
+        self.pieces = _on_device([(n, at) for n, w in enumerate(weights) for at in range(0, w.numel(), PIECE)], device)
+        self._rows: list[tuple[int, ...]] = []
+        self._table = _on_device([], device)
+        self._of_captured = _on_device([(0,) * COLUMNS] * len(weights), device)
+
+    def table_of(self, rows: list[tuple[int, ...]]) -> Tensor:
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             # A copy in the graph would be repeated at every step, and took as long as the kernel saves.
             after_capture(partial(self._of_captured.copy_, torch.tensor(rows)))
             return self._of_captured
         if rows != self._rows:
-            self._rows, self._table = rows, self._on_device(rows)
+            self._rows, self._table = rows, _on_device(rows, self._device)
         return self._table
 
-    def _on_device(self, numbers: list[Any]) -> Tensor:
-        tensor = torch.tensor(numbers, dtype=torch.int64)
-        pinned = tensor.pin_memory() if self._device.type == "cuda" else tensor
-        return pinned.to(self._device, non_blocking=True)
+
+class _Beside:
+    """A stream beside the one that backward runs on, for one step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._backward = torch.cuda.current_stream() if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+
+    def the_rest(self) -> Any:
+        """What is launched in here waits for all that backward has launched, and backward not for it."""
+        if self._backward is None:
+            return nullcontext()
+        self._stream = self._stream or torch.cuda.Stream()
+        self._stream.wait_stream(self._backward)
+        return torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        if self._backward is not None and self._stream is not None:
+            self._backward.wait_stream(self._stream)
+
+
+def _in_lots(weights: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """In their order, each with ENOUGH numbers but the last, which may have fewer."""
+    ends, numbers = [0], 0
+    for n, weight in enumerate(weights, start=1):
+        numbers += weight.numel()
+        if numbers >= ENOUGH and n < len(weights):
+            ends.append(n)
+            numbers = 0
+    return [weights[start:end] for start, end in pairwise([*ends, len(weights)])]
+
+
+def _on_device(numbers: list[Any], device: torch.device) -> Tensor:
+    tensor = torch.tensor(numbers, dtype=torch.int64)
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def _laid_out_like(weight: Tensor, gradient: Tensor | None) -> Tensor | None:

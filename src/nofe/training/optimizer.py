@@ -85,6 +85,16 @@ def _fastest_sgd(groups: list[dict[str, Any]], **settings: Any) -> torch.optim.S
     return OneLaunchSGD(groups, **settings)
 
 
+def backward_and_step(optimizer: torch.optim.Optimizer, loss: Tensor, *, ranks: int = 1) -> None:
+    """An optimizer that can steps weights while backward goes on; not where gradients are still averaged over ranks."""
+    at_once = getattr(optimizer, "backward_and_step", None)
+    if at_once and ranks == 1:
+        at_once(loss)
+    else:
+        loss.backward()
+        optimizer.step()
+
+
 def weights_may_have_changed(optimizer: torch.optim.Optimizer) -> None:
     """By a checkpoint, say. Where the optimizer keeps copies of them it makes them anew."""
     refresh = getattr(optimizer, "refresh_copies", None)
