@@ -47,8 +47,13 @@ class FusedExperts(nn.Module):
     """
 
     kept: Tensor
-    # Sums over a map's few pixels, far apart in channels last: in one go they took two to three times as long.
-    compile_options: ClassVar = {"triton.persistent_reductions": False}
+    # Their maps are K times as wide as the trunk's, and what acts on each number waits for memory; measured.
+    compile_options: ClassVar = {
+        "triton.persistent_reductions": False,  # sums over few pixels, far apart in channels last
+        "triton.prefer_nd_tiling": True,  # the numbers of a channel are read once for many pixels
+        "triton.tile_reductions": True,
+        "max_autotune_pointwise": True,
+    }
 
     def __init__(self, graph: fx.GraphModule, stacked: dict[str, str], outputs: list[int]) -> None:
         super().__init__()
