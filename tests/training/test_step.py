@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from nofe.architectures import architecture_named
 from nofe.architectures.caffe import BatchNorm2d, counting_steps_together
@@ -16,7 +17,7 @@ from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.data.dataset import ImageSet
 from nofe.experts.network import NetworkOfExperts, plant_experts
 from nofe.specialties import Specialties
-from nofe.training import half, optimizer
+from nofe.training import half, launch, optimizer
 from nofe.training.half import forward_of
 from nofe.training.launch import CapturedStep, after_capture, compile_blocks
 from nofe.training.loop import Objective, start_training, train_epoch, training_step
@@ -130,6 +131,46 @@ def test_a_compiled_step_is_the_same_training(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "compile", lambda f, **_: real(f, dynamic=False, backend="aot_eager"))
     torch._dynamo.reset()
     np.testing.assert_allclose(losses(small_resnet(), replace(ON_CPU, compile=True)), plain, rtol=1e-4)
+
+
+def test_a_compiled_network_has_the_gradients_of_an_uncompiled_one() -> None:
+    """AlexNet-C100 has every layer that is Caffe's own. Layer by layer: at the start of training a loss tells nothing,
+    and the compiler once had the gradients of average pooling wrong without any other sign of it."""
+    runtime = Runtime(torch.device("cpu"), compile=True)
+    torch.manual_seed(0)
+    network = architecture_named("alexnet-c100").classifier(10)
+    for weight in network.parameters():
+        if weight.dim() > 1:
+            nn.init.kaiming_normal_(weight)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = torch.randn(4, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    expected = gradients(network, images)
+    compile_blocks(network, runtime)
+    compiled = gradients(network, images)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(compiled[name], gradient, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def gradients(network: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    network.zero_grad()
+    network(images).logsumexp(1).mean().backward()
+    return {name: weight.grad.clone() for name, weight in network.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_the_compiler_averages_over_the_border_as_torch_does(padding: int) -> None:
+    """In a user's own forward, where no layer of ours stands between."""
+    runtime = Runtime(torch.device("cpu"), compile=True)
+
+    def pooled(maps: Tensor) -> Tensor:
+        return F.avg_pool2d(maps, 3, 2, padding, ceil_mode=True)
+
+    found = []
+    for function in (pooled, launch.compiled(pooled, runtime)):
+        maps = torch.arange(64.0).view(1, 1, 8, 8).requires_grad_()
+        function(maps).square().sum().backward()
+        found.append(maps.grad)
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_compiled_parts_cover_the_network_once() -> None:

@@ -129,8 +129,12 @@ def max_pool(kernel: int, stride: int) -> nn.MaxPool2d:
 
 
 def average_pool(kernel: int, stride: int) -> nn.AvgPool2d:
-    """Average pooling, rounded up likewise; a window over the border is divided by the pixels it has."""
-    return nn.AvgPool2d(kernel, stride, ceil_mode=True)
+    """Average pooling, rounded up likewise; a window over the border is divided by the pixels it has.
+
+    Without padding `count_include_pad` changes nothing, but compiled with it the gradient at the border is wrong
+    (PyTorch issue 198119): AlexNet-C100's experts lost three points.
+    """
+    return nn.AvgPool2d(kernel, stride, ceil_mode=True, count_include_pad=False)
 
 
 # Local response normalisation, in float32 at least: 1 + alpha * mean is lost in the 8 bits of bfloat16.
@@ -146,7 +150,8 @@ class WithinChannelLRN(nn.Module):
     def forward(self, features: Tensor) -> Tensor:  # (N, D, H, W)
         exact = _at_least_float32(features)
         # Always divided by n^2, at the border too: average pooling counts the zero padding.
-        mean_square = F.avg_pool2d(exact.square(), self.size, stride=1, padding=(self.size - 1) // 2)
+        around = (self.size - 1) // 2
+        mean_square = _averages(exact.square(), (self.size, self.size), (around, around))
         return (exact * (1 + self.alpha * mean_square).pow(-self.beta)).to(features.dtype)
 
     def extra_repr(self) -> str:
@@ -166,12 +171,20 @@ class AcrossChannelLRN(nn.Module):
     def forward(self, features: Tensor) -> Tensor:  # (N, D, H, W)
         exact = _at_least_float32(features)
         squares = exact.square().flatten(2).unsqueeze(1)  # (N, 1, D, H * W)
-        mean_square = F.avg_pool2d(squares, (self.size, 1), stride=1, padding=((self.size - 1) // 2, 0))
+        mean_square = _averages(squares, (self.size, 1), ((self.size - 1) // 2, 0))
         mean_square = mean_square.reshape(exact.shape)  # (N, D, H, W)
         return (exact * (1 + self.alpha * mean_square).pow(-self.beta)).to(features.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.size}, alpha={self.alpha}, beta={self.beta}"
+
+
+def _averages(maps: Tensor, size: tuple[int, int], around: tuple[int, int]) -> Tensor:
+    """Over the neighbours of every pixel, zeros outside."""
+    if not maps.is_cuda:
+        return F.avg_pool2d(maps, size, stride=1, padding=around)
+    # In channels last torch's gradient of a padded average was wrong on CUDA (PyTorch issue 188344).
+    return F.avg_pool2d(F.pad(maps, (around[1], around[1], around[0], around[0])), size, stride=1)
 
 
 def _at_least_float32(features: Tensor) -> Tensor:

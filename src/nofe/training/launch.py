@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from nofe.errors import UserError
+from nofe.training.compiler import mend_compiler
 from nofe.training.runtime import Runtime
 
 MODES = ("eager", "captured", "compiled", "compiled+captured")
@@ -92,7 +93,10 @@ def in_mode(runtime: Runtime, mode: str) -> Runtime:
 
 
 def compiled(function: Function, runtime: Runtime) -> Function:
-    return torch.compile(function, dynamic=False) if runtime.compile else function  # type: ignore[return-value]
+    if not runtime.compile:
+        return function
+    mend_compiler()
+    return torch.compile(function, dynamic=False)  # type: ignore[return-value]
 
 
 def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
@@ -103,6 +107,7 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
     """
     if not runtime.compile:
         return
+    mend_compiler()
     inner = [module for module in model.modules() if list(module.children()) and type(module) not in CONTAINERS]
     repeated = {kind for kind, times in Counter(map(type, inner)).items() if times >= 3}
     torch._dynamo.config.recompile_limit = 64  # one for each width and stride, in training and in evaluation
