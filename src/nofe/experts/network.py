@@ -22,8 +22,6 @@ log = logging.getLogger("nofe")
 class NetworkOfExperts(WithTrunk):
     """Images (N, 3, H, W) to logits (N, C) in class order; nothing outside knows about slots."""
 
-    slot_of_class: Tensor
-    class_of_slot: Tensor
     class_names: tuple[str, ...] = ()  # where the network comes from a run
     preprocess: Callable[[Tensor], Tensor] | None = None  # bytes to what forward reads; likewise
 
@@ -32,15 +30,17 @@ class NetworkOfExperts(WithTrunk):
         self.trunk = trunk
         self.experts: Branches | FusedExperts = Branches(experts)
         self.specialties = specialties
-        # Not saved with the weights: specialties.json says the same, readable by a person.
-        slot_of_class = torch.from_numpy(specialties.slot_of_class.copy())
-        self.register_buffer("slot_of_class", slot_of_class, persistent=False)
-        self.register_buffer("class_of_slot", slot_of_class.argsort(), persistent=False)
+        self.in_class_order = InClassOrder(specialties)
+
+    @property
+    def slot_of_class(self) -> Tensor:
+        return self.in_class_order.slot_of_class
 
     def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
         features = self.trunk(images)  # (N, D, h, w)
         slots: Tensor = self.experts(features)  # (N, C) in expert order
-        return in_class_order(slots, self.slot_of_class, self.class_of_slot)
+        logits: Tensor = self.in_class_order(slots)  # (N, C)
+        return logits
 
     def fuse(self) -> bool:
         """Run the experts as one from now on: the same function, faster. False, with a word, where that cannot be."""
@@ -131,8 +131,25 @@ class NetworkOfExperts(WithTrunk):
         return others | {f"experts.{name}": tensor for name, tensor in self.experts.stacked(of_experts).items()}
 
 
+class InClassOrder(nn.Module):
+    """Columns from slot to class. A module, so that it can be compiled: uncompiled it is five kernels of a step."""
+
+    slot_of_class: Tensor
+    class_of_slot: Tensor
+
+    def __init__(self, specialties: Specialties) -> None:
+        super().__init__()
+        # Not saved with the weights: specialties.json says the same, readable by a person.
+        slot_of_class = torch.from_numpy(specialties.slot_of_class.copy())
+        self.register_buffer("slot_of_class", slot_of_class, persistent=False)
+        self.register_buffer("class_of_slot", slot_of_class.argsort(), persistent=False)
+
+    def forward(self, slots: Tensor) -> Tensor:  # (N, C)
+        return _in_order(slots, self.slot_of_class, self.class_of_slot)
+
+
 @fx.wrap  # or tracing the network would ask a proxy whether it wants a gradient
-def in_class_order(slots: Tensor, slot_of_class: Tensor, class_of_slot: Tensor) -> Tensor:  # (N, C)
+def _in_order(slots: Tensor, slot_of_class: Tensor, class_of_slot: Tensor) -> Tensor:
     if slots.requires_grad:
         reordered: Tensor = _Reordered.apply(slots, slot_of_class, class_of_slot)
         return reordered
@@ -140,10 +157,7 @@ def in_class_order(slots: Tensor, slot_of_class: Tensor, class_of_slot: Tensor) 
 
 
 class _Reordered(torch.autograd.Function):
-    """Columns in another order, whose gradient is put back by one kernel.
-
-    torch does not know that no column is taken twice: it adds up, in five kernels, and for slots[:, ...] sorts too.
-    """
+    """Columns in another order. torch does not know that none is taken twice: it would add gradients up, or sort."""
 
     generate_vmap_rule = True
 
