@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from nofe.architectures import architecture_named, parameter_count
 from nofe.bench import GROWTH, Case, _prepare, cases, folder_of, growing, measure
 from nofe.bench_runs import Choices, measure_runs
 from nofe.errors import RunError, UserError
+from nofe.experts.fused import FusedExperts
+from nofe.report.text import losses_in_words
 from nofe.training.runtime import make_runtime, sharing_the_gpu
 
 
@@ -134,6 +137,31 @@ def test_losses_of_the_first_steps_are_those_of_the_plain_way() -> None:
     assert measured["compared"]["loop, eager, once more"]["largest_difference"] == 0
     assert 0 <= measured["compared"]["fused, eager"]["largest_difference"] < 1e-4
     assert len(set(measured["loop, eager"])) == 4, "it trains"
+    assert measured["compared"]["loop, eager, once more"]["gradient"]["largest_difference"] == 0
+    assert 0 <= measured["compared"]["fused, eager"]["gradient"]["largest_difference"] < 1e-3
+    assert "fused, eager" in losses_in_words(measured)
+
+
+def test_a_wrong_gradient_is_seen_where_losses_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the compiler once had it: the gradient of one layer a tenth too small, at the start, where no loss tells."""
+    from nofe import first_losses
+    from nofe.training.recipe import Recipe
+
+    begin = first_losses.start_training
+
+    def with_a_wrong_gradient(stage: str, model: Any, *rest: Any) -> Any:
+        if isinstance(model.experts, FusedExperts):
+            model.trunk.conv2.weight.register_hook(lambda gradient: 0.9 * gradient)
+        return begin(stage, model, *rest)
+
+    monkeypatch.setattr(first_losses, "start_training", with_a_wrong_gradient)
+    recipe = Recipe(epochs=1, batch=8, rate=1e-3, weight_decay=4e-3)
+    measured = first_losses.measure_first_losses(
+        "alexnet-c100", small_dataset(), recipe, 2, make_runtime("cpu", kernels="together"), ["eager"], steps=3
+    )
+    assert measured["compared"]["fused, eager"]["largest_difference"] < 1e-5
+    assert measured["compared"]["fused, eager"]["gradient"]["weight"] == "trunk.conv2.weight"
+    assert measured["compared"]["fused, eager"]["gradient"]["largest_difference"] == pytest.approx(0.1, rel=1e-2)
 
 
 def test_trainings_at_once_share_the_device() -> None:

@@ -382,6 +382,7 @@ def bench(
     ] = None,
     dataset: Annotated[str, typer.Option(help="Of the losses: glyphs, cifar100 or cifar10.")] = "glyphs",
     data_root: DataRoot = None,
+    rate: Annotated[float | None, typer.Option(help="Of the losses; by default the recipe's.")] = None,
     grow: Annotated[str | None, typer.Option(help="A table and a plot over the number of experts or classes.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="In which cases take turns.")] = 7,
     device: Device = "auto",
@@ -414,6 +415,7 @@ def bench(
 
         images = load_dataset(dataset, root=data_root or Path("data"), image_size=32)
         recipe = dataclasses.replace(default_run(architecture, dataset).experts, batch=batches[0])
+        recipe = recipe if rate is None else dataclasses.replace(recipe, rate=rate)
         table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode)
         text, name = losses_in_words(table), f"{architecture}-losses-{runtime.precision}"
     elif task == ["update"]:

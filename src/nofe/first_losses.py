@@ -1,19 +1,26 @@
-"""That every way to run a step is the same training: the losses of its first steps, beside those of the plainest."""
+"""That every way to run a step is the same training: what the first steps do, beside those of the plainest way.
+
+Losses alone prove little. Near its start a network's loss may hardly depend on its weights, and wrong gradients go
+unseen; so the gradient of each weight in the first step is compared too.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from nofe.architectures import Architecture, architecture_named
 from nofe.data import Dataset
 from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
-from nofe.experts.network import plant_experts
+from nofe.experts.network import NetworkOfExperts, plant_experts
 from nofe.specialties import random_balanced
 from nofe.training.launch import MODES, in_mode
 from nofe.training.loop import Objective, TrainState, start_training, train_epoch
+from nofe.training.optimizer import optimizer_tensors
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment
@@ -28,16 +35,17 @@ def measure_first_losses(
     modes: Sequence[str] | None = None,
     steps: int = 50,
 ) -> dict[str, Any]:
-    """Losses of the experts' first steps on the same batches from the same weights: one after another and eager is the
-    reference, the fused experts in every mode are compared with it."""
+    """The experts' first steps on the same batches from the same weights: one after another and eager is the reference,
+    the fused experts in every mode are compared with it."""
     known = architecture_named(architecture)
     usual = [mode for mode in MODES if runtime.device.type == "cuda" or "captured" not in mode]
     images = DeviceImages(dataset.train, pixel_mean(dataset.train), runtime.device)
-    reference = _losses(known, images, recipe, dataset.classes, experts, in_mode(runtime, "eager"), steps, fused=False)
-    again = _losses(known, images, recipe, dataset.classes, experts, in_mode(runtime, "eager"), steps, fused=False)
+    plain = in_mode(runtime, "eager")
+    reference = _first_steps(known, images, recipe, dataset.classes, experts, plain, steps, fused=False)
+    again = _first_steps(known, images, recipe, dataset.classes, experts, plain, steps, fused=False)
     compared = {"loop, eager, once more": again}
     for mode in modes or usual:
-        compared[f"fused, {mode}"] = _losses(
+        compared[f"fused, {mode}"] = _first_steps(
             known, images, recipe, dataset.classes, experts, in_mode(runtime, mode), steps, fused=True
         )
     return {
@@ -48,15 +56,25 @@ def measure_first_losses(
         "rate": recipe.rate,
         "steps": steps,
         "environment": environment(runtime, seed=0),
-        "loop, eager": _rounded(reference),
+        "loop, eager": _rounded(reference.losses),
         "compared": {
-            name: {"losses": _rounded(losses), "largest_difference": _largest(losses, reference)}
-            for name, losses in compared.items()
+            name: {
+                "losses": _rounded(each.losses),
+                "largest_difference": _largest(each.losses, reference.losses),
+                "gradient": _farthest(each.gradients, reference.gradients),
+            }
+            for name, each in compared.items()
         },
     }
 
 
-def _losses(
+@dataclass(frozen=True)
+class _FirstSteps:
+    losses: list[float]  # of each step
+    gradients: dict[str, Tensor]  # of the first one, by the weight's name on disk
+
+
+def _first_steps(
     architecture: Architecture,
     images: DeviceImages,
     recipe: Recipe,
@@ -66,8 +84,8 @@ def _losses(
     steps: int,
     *,
     fused: bool,
-) -> list[float]:
-    """Of each step, by the loop that trains."""
+) -> _FirstSteps:
+    """By the loop that trains."""
     torch.manual_seed(0)
     network = plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
     if fused:
@@ -80,8 +98,26 @@ def _losses(
     batches = Batches(images, augmentation, batch=recipe.batch, seed=0, stage="losses")
     objective = Objective(torch.arange(classes, device=runtime.device))
     noted = _Noted()
-    train_epoch(state, batches, objective, runtime, noted, until=min(steps, batches.steps_per_epoch))
-    return [(now - before) / batches.global_batch for before, now in pairwise([0.0, *noted.totals])]
+    decayed = _decayed(state)
+    train_epoch(state, batches, objective, runtime, noted, until=1)
+    velocities = _exact(network, optimizer_tensors(state.optimizer, network))
+    gradients = {name: velocity - decayed[name] for name, velocity in velocities.items()}
+    if steps > 1:
+        train_epoch(state, batches, objective, runtime, noted, until=min(steps, batches.steps_per_epoch))
+    losses = [(now - before) / batches.global_batch for before, now in pairwise([0.0, *noted.totals])]
+    return _FirstSteps(losses, gradients)
+
+
+def _decayed(state: TrainState) -> dict[str, Tensor]:
+    """What weight decay adds to the gradients, as the weights are now."""
+    decay_of = {weight: group["weight_decay"] for group in state.optimizer.param_groups for weight in group["params"]}
+    named = {name: decay_of[weight] * weight.detach() for name, weight in state.model.named_parameters()}
+    return _exact(state.model, named)
+
+
+def _exact(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    assert isinstance(network, NetworkOfExperts)
+    return {name: tensor.to("cpu", torch.float64, copy=True) for name, tensor in network.to_disk(tensors).items()}
 
 
 class _Noted(Silent):
@@ -101,3 +137,14 @@ def _rounded(losses: Sequence[float]) -> list[float]:
 def _largest(losses: Sequence[float], reference: Sequence[float]) -> float:
     """Relative to the loss of the reference."""
     return round(max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)), 8)
+
+
+def _farthest(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, Any]:
+    """The weight whose gradient differs most from the reference, relative to the length of that one."""
+    apart = {
+        name: float((gradients[name] - gradient).norm() / gradient.norm())
+        for name, gradient in reference.items()
+        if float(gradient.norm()) > 0
+    }
+    weight = max(apart, key=apart.__getitem__)
+    return {"weight": weight, "largest_difference": float(f"{apart[weight]:.3g}")}

@@ -157,12 +157,21 @@ def runs_in_words(measured: dict[str, Any]) -> str:
 
 
 def losses_in_words(measured: dict[str, Any]) -> str:
-    """How far the losses of the first steps are from those of the plainest way."""
-    rows = [(name, f"{each['largest_difference']:.2e}") for name, each in measured["compared"].items()]
+    """How far the first steps are from those of the plainest way."""
+    rows = [
+        (
+            name,
+            f"{each['largest_difference']:.2e}",
+            f"{each['gradient']['largest_difference']:.2e}",
+            each["gradient"]["weight"],
+        )
+        for name, each in measured["compared"].items()
+    ]
     environment = measured["environment"]
     title = f"{measured['architecture']} on {environment['device']}, {environment['precision']}, {measured['data']}; "
-    title += f"K={measured['experts']}, batch {measured['batch']}, the first {measured['steps']} steps"
-    return f"{title}\n\n{table(('beside the loop, eager', 'largest relative difference of a loss'), rows)}"
+    title += f"K={measured['experts']}, batch {measured['batch']}, rate {measured['rate']:g}; largest relative "
+    title += f"difference of losses over the first {measured['steps']} steps, and of a weight's gradient in the first"
+    return f"{title}\n\n{table(('beside the loop, eager', 'losses', 'gradients', 'of'), rows)}"
 
 
 def update_in_words(measured: dict[str, Any]) -> str:
