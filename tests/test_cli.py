@@ -125,7 +125,7 @@ def test_a_run_holds_what_the_guide_promises(finished: Path) -> None:
     run = Run(finished)
     for name in (runs.CONFIG, runs.ENVIRONMENT, runs.INPUT, runs.BASE, runs.GENERALIST, runs.NETWORK):
         assert run.has(name), name
-    for name in (runs.SPECIALTIES, runs.PREDICTIONS, runs.SUMMARY):
+    for name in (runs.SPECIALTIES, runs.PREDICTIONS, runs.SUMMARY, runs.TIME):
         assert run.has(name), name
     assert {line["stage"] for line in run.metrics()} == {"base", "generalist", "experts"}
     assert not list(finished.rglob("*.partial"))
@@ -140,6 +140,9 @@ def test_training_says_what_came_out(finished: Path, animals: Path, tmp_path: Pa
     for name in COLOURS:
         assert name in said
     assert str(tmp_path / "run") in said
+    seconds = Run(tmp_path / "run").read_json(runs.TIME)
+    assert seconds["experts"] >= summary["networks"]["experts"]["seconds"] - 0.1
+    assert f"It took {sum(seconds.values()):,.0f} s" in said
     # The same command gives the same network.
     assert Run(tmp_path / "run").read(runs.NETWORK) == Run(finished).read(runs.NETWORK)
 

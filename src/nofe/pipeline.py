@@ -11,8 +11,9 @@ Every arrow is one value here and one file in the run folder; a stage whose file
 import dataclasses
 import io
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,27 +88,55 @@ def train(
         if run.has(runs.SUMMARY) and not run.damaged():
             progress.say(f"{out}: this run is complete")
             return dict(run.read_json(runs.SUMMARY))
+        spent = Spent()
         with stopping_on_signals(runtime), closing(progress):
-            streamed = was_streamed(run)
-            listed = read_by_every_rank(lambda: dataset or read_dataset(config, runtime, streamed), ranks)
-            readable = without_unreadable(config, listed, run, ranks)
-            images = ranks.each(lambda: held_out(config, readable))
-            task = prepare(config, images, run, runtime, progress)
+            with spent.on("images"):
+                streamed = was_streamed(run)
+                listed = read_by_every_rank(lambda: dataset or read_dataset(config, runtime, streamed), ranks)
+                readable = without_unreadable(config, listed, run, ranks)
+                images = ranks.each(lambda: held_out(config, readable))
+                task = prepare(config, images, run, runtime, progress)
             progress.say(sizes_in_words(sizes_before_training(task)))
             for stage in ranks.first(lambda: adopt(run, config, donors)):
                 progress.say(f"{stage}: taken from another run")
-            with experts_compiled_ahead(task) as compiled:
-                networks: dict[str, nn.Module] = dict(train_bases(task))
+            with ExitStack() as at_the_end:
+                with spent.on("choosing kernels"):
+                    compiled = at_the_end.enter_context(experts_compiled_ahead(task))
+                with spent.on("base"):
+                    networks: dict[str, nn.Module] = dict(train_bases(task))
                 if config.until != "base":
-                    with runtime.compiling(is_generalist_compiled(task)):
+                    with spent.on("generalist"), runtime.compiling(is_generalist_compiled(task)):
                         networks["generalist"], specialties = learn_specialties(task, networks)
                 if config.until == "experts":
-                    compiled()
-                    networks["experts"] = train_experts(task, networks["generalist"], specialties)
-            summary = summarise(task, networks)
+                    with spent.on("waiting for the compiler"):
+                        compiled()
+                    with spent.on("experts"):
+                        networks["experts"] = train_experts(task, networks["generalist"], specialties)
+            with spent.on("testing"):
+                summary = summarise(task, networks)
         if config.until == "experts":
-            ranks.first(lambda: report_if_possible(run))
+            with spent.on("report"):
+                ranks.first(lambda: report_if_possible(run))
+        ranks.first(lambda: run.write_json(runs.TIME, spent.seconds))
+        progress.say(spent.in_words())
         return summary
+
+
+class Spent:
+    """Where the time of a run went. Of one that was interrupted, the part since then."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[what] = round(time.monotonic() - began, 1)
+
+    def in_words(self) -> str:
+        parts = [f"{what} {seconds:,.0f}" for what, seconds in self.seconds.items() if seconds >= 1]
+        return f"It took {sum(self.seconds.values()):,.0f} s" + (f": {', '.join(parts)}" if parts else "")
 
 
 @contextmanager
