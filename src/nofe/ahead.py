@@ -134,7 +134,10 @@ def main() -> None:
     compiler.compile_threads = max(1, cores() // len(PARTS))
     order = Order(**json.loads(sys.stdin.read()))
     trust(order.config["architecture"])
-    compile_experts(order, make_runtime(order.device, compile=True, kernels=order.kernels))
+    runtime = make_runtime(order.device, compile=True, kernels=order.kernels)
+    # What is compiled does not depend on cuDNN's choice, which would keep the device from the generalist for seconds.
+    torch.backends.cudnn.benchmark = False
+    compile_experts(order, runtime)
 
 
 if __name__ == "__main__":
