@@ -186,6 +186,26 @@ def test_compiled_parts_cover_the_network_once() -> None:
         assert sum(name.startswith(part + ".") for part in parts) == 1, name
 
 
+def test_a_layer_that_writes_over_what_it_is_given_is_compiled_too() -> None:
+    """Between two blocks of timm's and torchvision's networks there is a ReLU that does so."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(inplace=True)
+
+        def forward(self, maps: Tensor) -> Tensor:
+            return self.conv(self.act(maps))
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), Block(), Block(), Block(), nn.Flatten())
+    images = torch.randn(2, 3, 8, 8)
+    expected = gradients(network, images)
+    compile_blocks(network, replace(ON_CPU, compile=True))
+    for name, gradient in gradients(network, images).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_leave_a_compiled_part_in_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the part before, which was compiled for that, copies them."""
     real = torch.compile

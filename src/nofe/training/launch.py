@@ -111,6 +111,11 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
     inner = [module for module in model.modules() if list(module.children()) and type(module) not in CONTAINERS]
     repeated = {kind for kind, times in Counter(map(type, inner)).items() if times >= 3}
     torch._dynamo.config.recompile_limit = 64  # one for each width and stride, in training and in evaluation
+    for module in model.modules():
+        # The compiler reuses memory by itself. A part that writes over what it is given (a ReLU of timm's and
+        # torchvision's that stands between two parts) would have to give it back changed, and is refused.
+        if getattr(module, "inplace", False) is True:
+            module.inplace = False  # type: ignore[assignment]
     for part in model.children():
         _compile_parts(part, repeated)
 
