@@ -274,6 +274,21 @@ def test_groups_of_a_file(animals: Path, tmp_path: Path) -> None:
     assert [each["class_names"] for each in described["specialties"]] == [["ant", "bee"], ["dog"], ["cow"]]
 
 
+def test_a_network_that_cannot_be_compiled_gets_advice(animals: Path, tmp_path: Path) -> None:
+    """Whatever the network is, it can be trained; the compiler's own complaint is a page long."""
+    from torch._dynamo.exc import InternalTorchDynamoError
+
+    def fail(*_: object, **__: object) -> None:
+        raise InternalTorchDynamoError("no way to trace this\n  Explanation: ...\n")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nofe.pipeline.train", fail)
+        said = refusal("train", "--dataset", f"folder:{animals}", *SHORT, "--out", tmp_path / "run", code=1)
+    assert "no way to trace this" in said
+    assert "--no-compile" in said
+    assert "Explanation" not in said
+
+
 # Help, and how fast it is there
 
 

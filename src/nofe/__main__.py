@@ -22,6 +22,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted", 130))
     except Exception as error:
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            why = str(error).strip().splitlines()[0]
+            sys.exit(_fail(f"PyTorch's compiler failed on this network ({why}); run it with --no-compile", 1))
         # Typer's own complaints about the command line; which module defines them differs between its versions.
         if not hasattr(error, "format_message"):
             raise
