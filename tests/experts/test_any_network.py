@@ -19,9 +19,16 @@ from nofe.architectures import Architecture
 from nofe.architectures.adapt import adapted
 from nofe.architectures.cifar import resnet18, wide_resnet
 from nofe.architectures.pretrained import start_from
+from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
+from nofe.data.dataset import ImageSet
+from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
 from nofe.specialties import Specialties
+from nofe.training.loop import Objective, start_training, train_epoch
+from nofe.training.progress import Silent
+from nofe.training.recipe import Recipe
+from nofe.training.runtime import Runtime
 
 Build = Callable[[int], nn.Module]
 RAGGED = Specialties(np.array([0, 1, 2, 1, 0, 1, 2, 1]))  # sizes 2, 4 and 2, and no specialty's classes in a row
@@ -225,6 +232,57 @@ def test_fused_is_the_same_function_and_every_parameter_has_a_gradient(
     with torch.inference_mode():
         torch.testing.assert_close(fused(images()), reference(images()))
     assert not [each for each in recwarn if "performance drop" in str(each.message)]  # vmap in a loop is not fused
+
+
+@every_network
+def test_the_loop_trains_fused_experts_as_it_does_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In double, so that what differs is a mistake and no rounding."""
+    monkeypatch.setattr(Runtime, "input_dtype", torch.float64)
+    runtime = Runtime(torch.device("cpu"), kernels="together")
+    recipe = Recipe(epochs=1, batch=4, rate=1e-2, weight_decay=1e-3, augmentation=Augmentation(crop=32))
+    rng = np.random.default_rng(0)
+    pixels = ImageSet(rng.integers(0, 256, (8, 3, 32, 32), dtype=np.uint8), rng.integers(0, RAGGED.classes, 8))
+    trained = []
+    for fused in (False, True):
+        network = network_of(name)
+        if fused:
+            assert network.fuse()
+            network.choose_kernels((4, 3, 32, 32), runtime, training=True)
+            assert isinstance(network.experts, FusedExperts)
+        state = start_training("experts", network, recipe, 0, runtime)
+        on_device = DeviceImages(pixels, pixel_mean(pixels), runtime.device)
+        batches = Batches(on_device, recipe.augmentation, batch=4, seed=0, stage="experts")
+        train_epoch(state, batches, Objective(torch.arange(RAGGED.classes)), runtime, Silent())
+        trained.append(network.state_dict())
+    before, (reference, fused_weights) = network_of(name).state_dict(), trained
+    assert any(not torch.equal(before[key], tensor) for key, tensor in reference.items())
+    for key, tensor in reference.items():
+        torch.testing.assert_close(fused_weights[key], tensor, rtol=1e-5, atol=1e-7, msg=key)
+
+
+@pytest.mark.parametrize("wrong", ["differs", "fails"])
+def test_fused_experts_that_are_not_what_they_were_made_of_are_not_used(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A layer that a rule mistakes for another must cost time, not accuracy."""
+    network = network_of("own-residual").float()
+    assert network.fuse()
+    features = network._example_features((2, 3, 32, 32), Runtime(torch.device("cpu")))
+    with torch.no_grad():
+        expected = network.eval().branches()(features)
+    forward = FusedExperts.forward
+
+    def other(self: FusedExperts, features: Tensor) -> Tensor:
+        if wrong == "fails":
+            raise RuntimeError("expected 8 channels, but got 2\nin all")
+        return 1.1 * forward(self, features)
+
+    monkeypatch.setattr(FusedExperts, "forward", other)
+    network.choose_kernels((2, 3, 32, 32), Runtime(torch.device("cpu"), kernels="together"), training=True)
+    assert isinstance(network.experts, Branches)
+    torch.testing.assert_close(network.experts(features).detach(), expected)
+    said = "they differ (by" if wrong == "differs" else "they fail (expected 8 channels, but got 2)"
+    assert said in caplog.text
 
 
 @every_network

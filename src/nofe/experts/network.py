@@ -16,6 +16,7 @@ from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
 
+ROUNDING = 0.02  # of the largest logit: TensorFloat-32 through a few layers
 log = logging.getLogger("nofe")
 
 
@@ -88,11 +89,15 @@ class NetworkOfExperts(WithTrunk):
         if runtime.kernels == kernels.BRANCHES:
             self.unfuse()
             return {}
+        features = self._example_features(images, runtime)
+        if wrong := self._what_is_wrong(features[:2]):
+            log.warning("the experts run one after another, which is slower: fused, %s", wrong)
+            self.unfuse()
+            return {}
         if runtime.kernels not in ("measure", "known"):
             kernels.pin_kernels(self.experts, runtime.kernels, frozen=frozen)
             return {}
         may_measure = may_measure and runtime.kernels == "measure"
-        features = self._example_features(images, runtime)
         how: Any = {"training": training, "frozen": frozen, "known": known, "may_measure": may_measure}
         chosen = kernels.choose_kernels(self.experts, features, runtime, **how)
         [branches] = self._reference
@@ -104,6 +109,22 @@ class NetworkOfExperts(WithTrunk):
         if not fused_is_fastest:
             self.unfuse()
         return chosen | choice
+
+    def _what_is_wrong(self, features: Tensor) -> str | None:
+        """With the fused experts, beside the branches that they were made of: layers may surprise their rules."""
+        was_training = self.experts.training
+        branches = self.branches().eval()
+        self.experts.eval()
+        try:
+            with torch.no_grad():
+                expected = branches(features)
+                apart = float((self.experts(features) - expected).abs().max())
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            return f"they fail ({str(error).splitlines()[0]})"
+        finally:
+            self.experts.train(was_training)
+        largest = float(expected.abs().max())
+        return f"they differ (by {apart:.2g} of {largest:.2g})" if apart > ROUNDING * largest else None
 
     def _example_features(self, images: tuple[int, ...], runtime: Runtime) -> Tensor:
         """What the trunk gives for noise, with nothing counted and nothing drawn from the run's generators."""

@@ -39,13 +39,13 @@ class StackedLayer(nn.Module):
     cast_by_autocast = True  # convolutions and products: training casts all such weights at once
     kernels: ClassVar[tuple[str, ...]] = ("together",)
     layouts: ClassVar[tuple[str, ...]] = ()
+    kernel = "together"
+    layout: str | None = None  # of maps and weights; None leaves them as they come
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.experts = len(layers)
         self.outputs = [int(_outputs(layer)) for layer in layers]
-        self.kernel = "together"
-        self.layout: str | None = None  # of maps and weights; None leaves them as they come
         names = [name for name, _ in layers[0].named_parameters(recurse=False)]
         for name in names:
             parts = [cast(Tensor, getattr(layer, name)).detach() for layer in layers]
