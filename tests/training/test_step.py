@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from nofe.architectures import architecture_named
 from nofe.architectures.caffe import BatchNorm2d, counting_steps_together
@@ -184,6 +184,31 @@ def test_compiled_parts_cover_the_network_once() -> None:
     assert "experts" in parts
     for name, _ in model.named_parameters():
         assert sum(name.startswith(part + ".") for part in parts) == 1, name
+
+
+def test_blocks_of_many_widths_are_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a DenseNet, where every layer is wider than the one before."""
+
+    class Wider(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.layer = nn.Linear(width, width + 1)
+
+        def forward(self, vectors: Tensor) -> Tensor:
+            return self.layer(vectors).relu()
+
+    graphs = []
+
+    def count(graph: fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    by_torch = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **_: by_torch(function, backend=count, dynamic=False))
+    network = nn.Sequential(*(Wider(width) for width in range(1, 70)))
+    compile_blocks(network, replace(ON_CPU, compile=True))
+    network(torch.ones(2, 1))
+    assert len(graphs) == len(network)
 
 
 def test_a_layer_that_writes_over_what_it_is_given_is_compiled_too() -> None:

@@ -110,7 +110,10 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
     mend_compiler()
     inner = [module for module in model.modules() if list(module.children()) and type(module) not in CONTAINERS]
     repeated = {kind for kind, times in Counter(map(type, inner)).items() if times >= 3}
-    torch._dynamo.config.recompile_limit = 64  # one for each width and stride, in training and in evaluation
+    # One for each width and stride, in training and in evaluation: a DenseNet has sixty widths, and what goes beyond
+    # the limit would run uncompiled.
+    torch._dynamo.config.recompile_limit = 512
+    torch._dynamo.config.accumulated_recompile_limit = 2048
     for module in model.modules():
         # The compiler reuses memory by itself. A part that writes over what it is given (a ReLU of timm's and
         # torchvision's that stands between two parts) would have to give it back changed, and is refused.
