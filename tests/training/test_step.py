@@ -21,6 +21,7 @@ from nofe.training import half, launch, optimizer
 from nofe.training.half import forward_of
 from nofe.training.launch import CapturedStep, after_capture, compile_blocks
 from nofe.training.loop import Objective, start_training, train_epoch, training_step
+from nofe.training.mended import mend_pooling
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime
@@ -184,6 +185,29 @@ def test_compiled_parts_cover_the_network_once() -> None:
     assert "experts" in parts
     for name, _ in model.named_parameters():
         assert sum(name.startswith(part + ".") for part in parts) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("device", "mended"), [("cpu", set()), ("cuda", {"padded"}), ("mps", {"plain", "padded", "all"})]
+)
+def test_averages_whose_gradients_are_wrong_get_channels_first(device: str, mended: set[str]) -> None:
+    pools = nn.ModuleDict(
+        {
+            "plain": nn.AvgPool2d(2),
+            "padded": nn.AvgPool2d(3, 1, 1),
+            "all": nn.AdaptiveAvgPool2d(1),
+            "most": nn.MaxPool2d(2),
+        }
+    )
+    seen = {}
+    for _ in range(2):  # a stage that is started again
+        mend_pooling(pools, torch.device(device))
+    maps = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    for name, pool in pools.items():
+        pool.register_forward_hook(lambda _, inputs, __, name=name: seen.update({name: inputs[0]}))
+        torch.testing.assert_close(pool(maps), type(pool).forward(pool, maps))
+    assert {name for name, given in seen.items() if given.is_contiguous()} == mended
+    assert all(len(pool._forward_pre_hooks) <= 1 for pool in pools.values())
 
 
 def test_blocks_of_many_widths_are_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

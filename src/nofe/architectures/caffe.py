@@ -181,10 +181,12 @@ class AcrossChannelLRN(nn.Module):
 
 def _averages(maps: Tensor, size: tuple[int, int], around: tuple[int, int]) -> Tensor:
     """Over the neighbours of every pixel, zeros outside."""
-    if not maps.is_cuda:
+    if maps.is_cpu:
         return F.avg_pool2d(maps, size, stride=1, padding=around)
-    # In channels last torch's gradient of a padded average was wrong on CUDA (PyTorch issue 188344).
-    return F.avg_pool2d(F.pad(maps, (around[1], around[1], around[0], around[0])), size, stride=1)
+    # In channels last torch's gradient of a padded average was wrong on CUDA (PyTorch issue 188344), and on Apple's
+    # GPUs that of any (issue 175190).
+    padded = F.pad(maps, (around[1], around[1], around[0], around[0]))
+    return F.avg_pool2d(padded if maps.is_cuda else padded.contiguous(), size, stride=1)
 
 
 def _at_least_float32(features: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nofe.errors import UserError
-from nofe.training.compiler import mend_compiler
+from nofe.training.mended import mend_compiler
 from nofe.training.runtime import Runtime
 
 MODES = ("eager", "captured", "compiled", "compiled+captured")

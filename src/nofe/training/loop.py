@@ -18,6 +18,7 @@ from nofe.streams import seed_for
 from nofe.training.average import MovingAverage
 from nofe.training.half import forward_of
 from nofe.training.launch import compile_blocks, compiled, launcher
+from nofe.training.mended import mend_pooling
 from nofe.training.optimizer import backward_and_step, optimizer_of, set_rate, weights_may_have_changed
 from nofe.training.progress import Progress
 from nofe.training.recipe import Recipe, rate_at
@@ -87,6 +88,8 @@ def start_training(stage: str, model: nn.Module, recipe: Recipe, seed: int, runt
     model.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if runtime.sync_batch_norm:
         synchronise_batch_norm(model, runtime.ranks)
+    if not runtime.compile:
+        mend_pooling(model, runtime.device)
     compile_blocks(model, runtime)
     totals = torch.zeros(2, device=runtime.device)
     average = MovingAverage(model, recipe.ema) if recipe.ema else None

@@ -1,9 +1,10 @@
-"""What PyTorch's compiler gets wrong, put right before anything is compiled."""
+"""Gradients that PyTorch gets wrong, put right before anything is trained; docs/decisions/0019."""
 
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 MENDED = "nofe: averages over the border"
 
@@ -41,3 +42,24 @@ def mend_compiler() -> None:
     lowering.lowerings[of_average] = ours
     # Or what was compiled before, and kept on disk, would be found again.
     config.cache_key_tag = f"{config.cache_key_tag} {MENDED}".strip()
+
+
+def mend_pooling(model: nn.Module, device: torch.device) -> None:
+    """Averages of maps in channels last, where nothing is compiled.
+
+    Their gradients were wrong on CUDA where maps are padded (PyTorch issue 188344), and on Apple's GPUs altogether
+    (issue 175190). Maps laid out the other way are averaged rightly.
+    """
+    for module in model.modules():
+        if _is_wrong_in_channels_last(module, device) and _channels_first not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_channels_first)
+
+
+def _is_wrong_in_channels_last(module: nn.Module, device: torch.device) -> bool:
+    if device.type == "mps":
+        return isinstance(module, nn.AvgPool2d | nn.AdaptiveAvgPool2d)
+    return device.type == "cuda" and isinstance(module, nn.AvgPool2d) and module.padding not in (0, (0, 0))
+
+
+def _channels_first(pool: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0].contiguous(),)
