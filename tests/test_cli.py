@@ -279,14 +279,14 @@ def test_a_network_that_cannot_be_compiled_gets_advice(animals: Path, tmp_path: 
     from torch._dynamo.exc import InternalTorchDynamoError
 
     def fail(*_: object, **__: object) -> None:
-        raise InternalTorchDynamoError("no way to trace this\n  Explanation: ...\n")
+        raise InternalTorchDynamoError("Error in a call\n  Explanation: no way to trace this\n  Hint: ...\n")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nofe.pipeline.train", fail)
         said = refusal("train", "--dataset", f"folder:{animals}", *SHORT, "--out", tmp_path / "run", code=1)
     assert "no way to trace this" in said
     assert "--no-compile" in said
-    assert "Explanation" not in said
+    assert "Hint" not in said
 
 
 # Help, and how fast it is there

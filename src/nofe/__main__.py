@@ -23,8 +23,8 @@ def main() -> None:
         sys.exit(_fail("interrupted", 130))
     except Exception as error:
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            why = str(error).strip().splitlines()[0]
-            sys.exit(_fail(f"PyTorch's compiler failed on this network ({why}); run it with --no-compile", 1))
+            advice = "train it with --no-compile, time it with --mode eager"
+            sys.exit(_fail(f"PyTorch's compiler failed on this network ({_reason(error)}); {advice}", 1))
         # Typer's own complaints about the command line; which module defines them differs between its versions.
         if not hasattr(error, "format_message"):
             raise
@@ -32,6 +32,13 @@ def main() -> None:
         command = context.command_path if context else "nofe"
         message = " ".join(error.format_message().split())
         sys.exit(_fail(f"{message.rstrip('.')}; see {command} --help", getattr(error, "exit_code", 2)))
+
+
+def _reason(error: Exception) -> str:
+    """The compiler explains itself over a page, the reason somewhere in it."""
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+    explained = [line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")]
+    return (explained or lines or [type(error).__name__])[0]
 
 
 def _fail(message: str, code: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nofe.architectures import Architecture, architecture_named
 from nofe.data import Dataset
 from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
+from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
 from nofe.specialties import random_balanced
 from nofe.training.launch import MODES, in_mode
@@ -146,5 +147,9 @@ def _farthest(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dic
         for name, gradient in reference.items()
         if float(gradient.norm()) > 0
     }
+    if not apart:
+        raise UserError(
+            "losses: nothing to compare; the recipe's optimizer keeps no momentum from which to tell gradients"
+        )
     weight = max(apart, key=apart.__getitem__)
     return {"weight": weight, "largest_difference": float(f"{apart[weight]:.3g}")}

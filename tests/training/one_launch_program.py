@@ -1,7 +1,9 @@
 """Run by test_one_launch.py with Triton's interpreter, which takes the kernel to a processor; prints what it found."""
 
 import copy
+import gc
 import json
+import weakref
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +91,68 @@ def moved_apart_beside_backward() -> dict[str, object]:
     return {"apart": farthest(one, other), "moved": farthest(one, start), "early": early}
 
 
+def is_kept_after_use() -> bool:
+    """Whether weights outlive those who use them."""
+    model = network()
+    optimizer = OneLaunchSGD(groups(model), lr=0.1, momentum=0.9)
+    for step in range(2):
+        optimizer.zero_grad()
+        optimizer.backward_and_step(model(images(step)).square().mean())
+    weight = weakref.ref(model[2].weight)
+    del model, optimizer
+    gc.collect()
+    return weight() is not None
+
+
+def after_a_failure() -> float:
+    """How far from torch's SGD, when a backward has failed half way and the weights were put back."""
+    one_launch.ENOUGH = PIECE
+    one = network()
+    other, start = copy.deepcopy(one), copy.deepcopy(one)
+    theirs = torch.optim.SGD(groups(one), lr=0.1, momentum=0.9)  # type: ignore[arg-type]
+    ours = OneLaunchSGD(groups(other), lr=0.1, momentum=0.9)
+    ours.backward_and_step(other(images(0)).square().mean())
+    handle = other[0].weight.register_hook(fail)
+    try:
+        ours.zero_grad()
+        ours.backward_and_step(other(images(1)).square().mean())
+    except ZeroDivisionError:
+        handle.remove()
+        other.load_state_dict(start.state_dict())
+        for memory in ours.state.values():
+            memory["momentum_buffer"].zero_()
+    for step in range(2):
+        for model, optimizer in ((one, theirs), (other, ours)):
+            optimizer.zero_grad()
+            loss = model(images(step)).square().mean()
+            if optimizer is ours:
+                ours.backward_and_step(loss)
+            else:
+                loss.backward()
+                optimizer.step()
+    return farthest(one, other)
+
+
+def fail(_: Tensor) -> None:
+    raise ZeroDivisionError
+
+
+def stepped_too_early() -> str:
+    """What torch says where a gradient still needs a weight that was stepped."""
+    one_launch.ENOUGH = 1
+    weight, other = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
+    groups_of_two = [{"params": [weight, other], "lr": torch.tensor(0.1), "weight_decay": 0.0}]
+    optimizer = OneLaunchSGD(groups_of_two, lr=0.1, momentum=0.9)
+    try:
+        for _ in range(3):
+            optimizer.zero_grad()
+            hidden = (torch.ones(2, 4) @ other) @ weight.detach()
+            optimizer.backward_and_step((hidden @ weight).square().mean())
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def copies_apart() -> dict[str, object]:
     """Weights kept in bfloat16 against weights cast at every step."""
     one = network()
@@ -119,4 +183,5 @@ def copies_apart() -> dict[str, object]:
 
 if __name__ == "__main__":
     found = {"plain": moved_apart(False), "nesterov": moved_apart(True), "copies": copies_apart()}
-    print(json.dumps(found | {"beside": moved_apart_beside_backward()}))
+    found |= {"beside": moved_apart_beside_backward(), "kept": is_kept_after_use()}
+    print(json.dumps(found | {"after a failure": after_a_failure(), "too early": stepped_too_early()}))

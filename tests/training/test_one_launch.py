@@ -53,3 +53,16 @@ def test_weights_are_stepped_before_backward_ends(found: dict[str, Any]) -> None
         assert len(early) > 2
         assert early[-1] == without
         assert (early[0] > without) == (number != 2)
+
+
+def test_weights_do_not_outlive_their_network(found: dict[str, Any]) -> None:
+    """A process that trains many networks one after another would run out of memory."""
+    assert not found["kept"]
+
+
+def test_a_backward_that_failed_leaves_nothing_behind(found: dict[str, Any]) -> None:
+    assert found["after a failure"] < 1e-6
+
+
+def test_a_gradient_that_needs_a_stepped_weight_is_refused(found: dict[str, Any]) -> None:
+    assert "modified by an inplace operation" in found["too early"]

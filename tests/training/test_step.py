@@ -235,22 +235,47 @@ def test_blocks_of_many_widths_are_all_compiled(monkeypatch: pytest.MonkeyPatch)
     assert len(graphs) == len(network)
 
 
-def test_a_layer_that_writes_over_what_it_is_given_is_compiled_too() -> None:
+class WritesOver(nn.Module):
+    """In the three ways there are, all of them on what it is given."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.conv, self.act = how, nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(inplace=True)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        shortcut = maps
+        if self.how == "layer":
+            self.act(maps)
+        elif self.how == "function":
+            maps = F.relu(maps, inplace=True)
+        else:
+            maps += 1
+        return self.conv(maps) + shortcut  # type: ignore[no-any-return]
+
+
+class CountsOnIt(nn.Module):
+    """Takes no notice of what its ReLU returns."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.stem, self.act = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)
+        self.blocks = nn.Sequential(*(WritesOver(how) for _ in range(3)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.stem(images)
+        self.act(maps)
+        return self.blocks(maps + 0).flatten(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["layer", "function", "arithmetic"])
+def test_layers_that_write_over_what_they_are_given_are_the_same_compiled(how: str) -> None:
     """Between two blocks of timm's and torchvision's networks there is a ReLU that does so."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(inplace=True)
-
-        def forward(self, maps: Tensor) -> Tensor:
-            return self.conv(self.act(maps))
-
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), Block(), Block(), Block(), nn.Flatten())
+    network = CountsOnIt(how)
     images = torch.randn(2, 3, 8, 8)
-    expected = gradients(network, images)
+    outputs, expected = network(images), gradients(network, images)
     compile_blocks(network, replace(ON_CPU, compile=True))
+    torch.testing.assert_close(network(images), outputs, rtol=1e-4, atol=1e-5)
     for name, gradient in gradients(network, images).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
 

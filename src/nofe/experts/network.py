@@ -166,15 +166,15 @@ class InClassOrder(nn.Module):
         self.register_buffer("class_of_slot", slot_of_class.argsort(), persistent=False)
 
     def forward(self, slots: Tensor) -> Tensor:  # (N, C)
+        if not self.training:  # where networks are traced and exported
+            return slots.index_select(1, self.slot_of_class)
         return _in_order(slots, self.slot_of_class, self.class_of_slot)
 
 
-@fx.wrap  # or tracing the network would ask a proxy whether it wants a gradient
+@fx.wrap  # it would not accept a proxy
 def _in_order(slots: Tensor, slot_of_class: Tensor, class_of_slot: Tensor) -> Tensor:
-    if slots.requires_grad:
-        reordered: Tensor = _Reordered.apply(slots, slot_of_class, class_of_slot)
-        return reordered
-    return slots.index_select(1, slot_of_class)
+    reordered: Tensor = _Reordered.apply(slots, slot_of_class, class_of_slot)
+    return reordered
 
 
 class _Reordered(torch.autograd.Function):

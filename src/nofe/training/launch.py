@@ -114,17 +114,14 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
     # the limit would run uncompiled.
     torch._dynamo.config.recompile_limit = 512
     torch._dynamo.config.accumulated_recompile_limit = 2048
-    for module in model.modules():
-        # The compiler reuses memory by itself. A part that writes over what it is given (a ReLU of timm's and
-        # torchvision's that stands between two parts) would have to give it back changed, and is refused.
-        if getattr(module, "inplace", False) is True:
-            module.inplace = False  # type: ignore[assignment]
     for part in model.children():
         _compile_parts(part, repeated)
 
 
 def _compile_parts(module: nn.Module, repeated: set[type[nn.Module]]) -> None:
     whole = type(module) in repeated or not any(type(inner) in repeated for inner in module.modules())
+    if getattr(module, "inplace", False) is True and not list(module.children()):
+        return  # a network may count on what it writes over, and alone there is nothing to gain
     if whole and type(module) not in NEVER_CALLED:
         # What module.compile() does, but for a frame of our own: torch 2.11 passes over those of its own containers,
         # and an AlexNet, which is one Sequential, was left as it was.
@@ -151,7 +148,7 @@ class _ChannelsLast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, maps: torch.Tensor) -> torch.Tensor:
-        return maps.view_as(maps)
+        return maps.clone()  # which the compiler leaves out; but on a view no layer may write, and some do
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:

@@ -9,15 +9,22 @@ from torch import Tensor, nn
 MENDED = "nofe: averages over the border"
 
 
-@cache
 def mend_compiler() -> None:
     """The gradient of an average whose window hangs over the border, as `ceil_mode` allows (PyTorch issue 198119).
 
     Forward divides by the pixels that such a window has, compiled backward by those it would have. A network trains
     all the same, only worse: nothing else tells.
     """
-    from torch._inductor import lowering
     from torch.compiler import config
+
+    _mend_average()
+    if MENDED not in config.cache_key_tag:  # or what was compiled before, and kept on disk, would be found again
+        config.cache_key_tag = f"{config.cache_key_tag} {MENDED}".strip()
+
+
+@cache
+def _mend_average() -> None:
+    from torch._inductor import ir, lowering
 
     of_average = torch.ops.aten.avg_pool2d_backward.default
     theirs: Any = lowering.lowerings[of_average]
@@ -32,16 +39,16 @@ def mend_compiler() -> None:
         count_include_pad: bool,
         divisor: int | None = None,
     ) -> Any:
+        if any(padding):  # it may be left to the uncompiled kernel, which was wrong in channels last
+            gradient, maps = (ir.ExternKernel.require_contiguous(each) for each in (gradient, maps))
         if ceil_mode and count_include_pad and divisor is None:
-            if any(padding):  # uncompiled it is right
+            if any(padding):
                 uncompiled: Any = lowering.fallback_avg_pool2d_backward
                 return uncompiled(gradient, maps, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
             count_include_pad = False  # the same without padding, and right
         return theirs(gradient, maps, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
 
     lowering.lowerings[of_average] = ours
-    # Or what was compiled before, and kept on disk, would be found again.
-    config.cache_key_tag = f"{config.cache_key_tag} {MENDED}".strip()
 
 
 def mend_pooling(model: nn.Module, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""SGD as one launch: every weight stepped, and its copy in bfloat16 made, by a single kernel.
+"""SGD in few launches: weights stepped, and their copies in bfloat16 made, by one kernel for many of them.
 
 torch's fused SGD takes one launch for each group of parameters and fills a GPU only if they are large, and the casts
 to bfloat16 and back read and write all of it twice more. Here a table says where each weight, its gradient, velocity
@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from weakref import ref
 
 import torch
 import triton
@@ -40,6 +41,7 @@ class OneLaunchSGD(torch.optim.SGD):
         self._launched: set[int] = set()  # lots of the step under way
         self._is_told = False  # of gradients, as they come
         self._arrived: dict[nn.Parameter, None] = {}  # in the order in which they came
+        self._aside: torch.cuda.Stream | None = None
         self._beside: _Beside | None = None  # only while gradients come that are the last for this step
 
     def keep_copies(self, weights: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -70,36 +72,46 @@ class OneLaunchSGD(torch.optim.SGD):
         first = not self._is_told
         if first:
             self._is_told = True
+            own = ref(self)  # a hook that held the optimizer would keep it, and all weights, for ever
             for weight in self._group_of:
                 leaf = self._copies.get(weight, weight)
                 if leaf.requires_grad:
-                    leaf.register_post_accumulate_grad_hook(partial(self._gradient_came, weight))
-        self._beside = _Beside(self._device)
-        loss.backward()
-        self.step()
-        self._beside.join()
-        self._beside = None
+                    leaf.register_post_accumulate_grad_hook(partial(_tell, own, ref(weight)))
+        self._begin_step()
+        self._beside = _Beside(self._device, self._aside)
+        try:
+            loss.backward()
+            self.step()
+        finally:  # what failed leaves nothing behind for the next step
+            self._aside = self._beside.join()
+            self._beside = None
+            self._begin_step()
         if first:  # what comes first is stepped first from now on
             others = [weight for weight in self._group_of if weight not in self._arrived]
             self._lots = [_Lot(weights, self._device) for weights in _in_lots([*self._arrived, *others])]
 
-    def _gradient_came(self, weight: nn.Parameter, _: Tensor) -> None:
+    def gradient_came(self, weight: nn.Parameter) -> None:
         self._arrived[weight] = None
+        if self._beside is None:
+            return
         for n, lot in enumerate(self._lots[:-1]):
             if weight in lot.waits_for:
                 lot.waits_for.remove(weight)
-                if not lot.waits_for and self._beside:
+                if not lot.waits_for:
                     with self._beside.the_rest():
                         self._step(n)
+
+    def _begin_step(self) -> None:
+        self._launched.clear()
+        for lot in self._lots:
+            lot.waits_for.update(lot.weights)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for n in range(len(self._lots)):
             if n not in self._launched:
                 self._step(n)
-        self._launched.clear()
-        for lot in self._lots:
-            lot.waits_for.update(lot.weights)
+        self._begin_step()
 
     @torch.no_grad()
     def _step(self, number: int) -> None:
@@ -119,6 +131,8 @@ class OneLaunchSGD(torch.optim.SGD):
             length=PIECE, columns=COLUMNS, num_warps=8,
         )  # fmt: skip
         self._launched.add(number)
+        # As torch's own steps do: a backward that still needs what was stepped says so, and is not silently wrong.
+        torch.autograd.graph.increment_version([self._copies.get(weight, weight) for weight in lot.weights])
 
     def _velocity(self, weight: nn.Parameter) -> Tensor:
         memory = self.state[weight]
@@ -153,21 +167,30 @@ class _Lot:
 class _Beside:
     """A stream beside the one that backward runs on, for one step."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         self._backward = torch.cuda.current_stream() if device.type == "cuda" else None
-        self._stream: torch.cuda.Stream | None = None
+        self._stream = stream
+        self._is_used = False
 
     def the_rest(self) -> Any:
         """What is launched in here waits for all that backward has launched, and backward not for it."""
         if self._backward is None:
             return nullcontext()
-        self._stream = self._stream or torch.cuda.Stream()
+        self._stream, self._is_used = self._stream or torch.cuda.Stream(), True
         self._stream.wait_stream(self._backward)
         return torch.cuda.stream(self._stream)
 
-    def join(self) -> None:
-        if self._backward is not None and self._stream is not None:
+    def join(self) -> torch.cuda.Stream | None:
+        """Gives the stream, for the next step."""
+        if self._backward is not None and self._stream is not None and self._is_used:
             self._backward.wait_stream(self._stream)
+        return self._stream
+
+
+def _tell(optimizer: "ref[OneLaunchSGD]", weight: "ref[nn.Parameter]", _: Tensor) -> None:
+    told, of = optimizer(), weight()
+    if told is not None and of is not None:
+        told.gradient_came(of)
 
 
 def _in_lots(weights: list[nn.Parameter]) -> list[list[nn.Parameter]]:
