@@ -363,6 +363,7 @@ def with_sizes_unpacked(features: Tensor, early: Tensor) -> Tensor:
         lambda features, early: features.view(early.size(0), -1),  # the number would cross the cut
         lambda features, early: features.view(-1, 200),
         lambda features, early: features.view(features.size(0), 8, -1).flatten(1),
+        lambda features, early: torch.flatten(input=features, start_dim=1),
         with_sizes_unpacked,
     ],
 )

@@ -64,6 +64,52 @@ class OwnResidual(nn.Module):
         return self.out(self.bn(features).mean((2, 3)))
 
 
+class SqueezeAndExcitation(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.avg_pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Sequential(
+            nn.Linear(channels, channels // 2, bias=False),
+            nn.ReLU(inplace=True),
+            nn.Linear(channels // 2, channels, bias=False),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, _, _ = x.size()
+        y = self.avg_pool(x).view(b, c)
+        y = self.fc(y).view(b, c, 1, 1)
+        return x * y.expand_as(x)
+
+
+class ExcitedBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(channels)
+        self.se = SqueezeAndExcitation(channels)
+        self.p = 0.2
+
+    def forward(self, features: Tensor) -> Tensor:
+        inside = F.dropout(self.se(self.bn(self.conv(features))), self.p, training=self.training)
+        return F.relu(features + inside)
+
+
+class OwnExcited(nn.Module):
+    """Squeeze and excitation as it is written most often, with sizes unpacked, and dropout inside a block."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.layers = nn.Sequential(ExcitedBlock(8), ExcitedBlock(8))
+        self.linear = nn.Linear(8, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.layers(self.stem(images))
+        features = F.avg_pool2d(features, features.size()[2:])
+        return self.linear(features.view(features.size(0), -1))
+
+
 def own_sequential(outputs: int) -> nn.Module:
     return nn.Sequential(
         OrderedDict(
@@ -134,6 +180,7 @@ NETWORKS: dict[str, tuple[Build, str]] = {
     "own-sequential": (own_sequential, "GraphModule"),
     "own-functional": (OwnFunctional, "GraphModule"),
     "own-residual": (OwnResidual, "Residual"),
+    "own-excited": (OwnExcited, "ExcitedBlock"),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
 

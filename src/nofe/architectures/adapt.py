@@ -15,7 +15,8 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture
 from nofe.architectures.fit import fit, keep_size, shorten
-from nofe.architectures.line import LAYER, Line, first_line, line_of, part_of, require_module
+from nofe.architectures.line import Line, first_line, line_of, part_of, require_module
+from nofe.architectures.modes import LAYER
 from nofe.errors import UserError
 
 Build = Callable[[int], nn.Module]

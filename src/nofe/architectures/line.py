@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from nofe.architectures.images_first import without_counting_images
+from nofe.architectures.modes import LAYER, DependsOnMode, followed_in_both_modes
 from nofe.errors import UserError
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
@@ -23,10 +24,6 @@ ROOT = "model"
 SOFTMAX = (
     nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax",
 )  # fmt: skip
-DROPOUTS: dict[Any, Callable[[float], nn.Module]] = {
-    F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.alpha_dropout: nn.AlphaDropout,
-}  # fmt: skip
-LAYER = "layer"  # among what is noted of a step: the layer that stands for it, with the model in either mode
 LOOKS_AT_SHAPE: set[Any] = {"dim", "size", getattr, torch._assert}
 
 
@@ -154,27 +151,20 @@ class OneInput(nn.Module):
 
 
 def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: str) -> fx.Graph:
-    was_training = model.training
     try:
-        graphs = [_Tracer(opens).trace(OneInput(model.train(mode))) for mode in (True, False)]
+        graph = followed_in_both_modes(model, lambda each: _Tracer(opens).trace(OneInput(each)))
+    except DependsOnMode as error:
+        raise UserError(
+            f"{name}: {type(model).__name__}.forward does something else in training ({error.step.name}); "
+            "write dropout as nn.Dropout, and build it without outputs for training alone (torchvision: "
+            "aux_logits=False)"
+        ) from error
     except Exception as error:  # fx says in many ways that it cannot follow the code
         raise UserError(
             f"{name}: cannot follow {type(model).__name__}.forward ({first_line(error)}); move what depends on "
             "values or sizes into a module of its own, or pass nn.Sequential(trunk, head) with cut='1'"
         ) from error
-    finally:
-        model.train(was_training)
-    training, evaluation = (list(graph.nodes) for graph in graphs)
-    for one, other in zip(training, evaluation, strict=False):
-        if _drops_in_training(one, other):
-            one.meta[LAYER] = DROPOUTS[one.target](float(cast(Any, one.kwargs["p"])))
-        elif (one.op, one.target, one.kwargs, str(one.args)) != (other.op, other.target, other.kwargs, str(other.args)):
-            raise UserError(
-                f"{name}: {type(model).__name__}.forward does something else in training ({one.name}); "
-                "write dropout as nn.Dropout, and build it without outputs for training alone (torchvision: "
-                "aux_logits=False)"
-            )
-    for node in training:
+    for node in graph.nodes:
         if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
             raise UserError(
                 f"{name}: {type(model).__name__}.forward reads a tensor that no layer holds ({_readers(node)}); keep "
@@ -182,17 +172,8 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
             )
         if node.op in ("call_module", "get_attr"):
             node.target = str(node.target).removeprefix(ROOT + ".")
-    without_counting_images(graphs[0])
-    return graphs[0]
-
-
-def _drops_in_training(training: fx.Node, evaluation: fx.Node) -> bool:
-    """F.dropout(x, p, self.training), the same call but for that."""
-    if training.target not in DROPOUTS or training.target is not evaluation.target:
-        return False
-    by_mode = (training.kwargs.get("training"), evaluation.kwargs.get("training"))
-    rest = [{**node.kwargs, "training": None, "args": str(node.args)} for node in (training, evaluation)]
-    return by_mode == (True, False) and rest[0] == rest[1]
+    without_counting_images(graph)
+    return graph
 
 
 def _dropouts_as_layers(graph: fx.Graph) -> None:

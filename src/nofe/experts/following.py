@@ -1,10 +1,9 @@
 """The code of a branch, followed by torch.fx: into its blocks, but not into the layers that there is a rule for."""
 
-from typing import Any
-
 from torch import fx, nn
 
 from nofe.architectures.line import OneInput
+from nofe.architectures.modes import followed_in_both_modes
 from nofe.experts import rules
 from nofe.experts.kinds import NotFusable
 
@@ -28,7 +27,7 @@ def followed(branch: nn.Module, leaves: Leaves) -> tuple[fx.Graph, set[nn.Module
     whole = {module for module in branch.modules() if rules.runs_whole(module, classifier)}
     while True:
         try:
-            return _Tracer(leaves, whole).trace(branch), whole
+            return _traced(branch, leaves, whole), whole
         except Exception as error:  # fx says in many ways that it cannot follow the code
             path, module = _in_the_way(branch, leaves, whole)
             if not rules.can_run_whole(module, classifier):
@@ -36,18 +35,24 @@ def followed(branch: nn.Module, leaves: Leaves) -> tuple[fx.Graph, set[nn.Module
             whole.add(module)
 
 
+def _traced(module: nn.Module, leaves: Leaves, whole: set[nn.Module]) -> fx.Graph:
+    own = set(vars(module))
+
+    def follow(again: nn.Module) -> fx.Graph:
+        graph = _Tracer(leaves, whole).trace(again)
+        for added in vars(again).keys() - own:  # tensors that the code makes on its way, which fx leaves behind
+            delattr(again, added)
+        return graph
+
+    return followed_in_both_modes(module, follow)
+
+
 def _in_the_way(branch: nn.Module, leaves: Leaves, whole: set[nn.Module]) -> tuple[str, nn.Module]:
     """The innermost module that fx cannot follow."""
     for path, module in reversed(list(branch.named_modules())):
         if list(module.children()) and module not in whole and not isinstance(module, leaves):
             try:
-                _Tracer(leaves, whole).trace(OneInput(module))
+                _traced(OneInput(module), leaves, whole)
             except Exception:
                 return path, module
     return "", branch
-
-
-def where(node: fx.Node) -> str:
-    """The layer that a function is called in."""
-    stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
-    return f" in {list(stack)[-1]}" if stack else ""

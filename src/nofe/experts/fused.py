@@ -3,8 +3,8 @@
 Built by walking the structure of the branches (torch.fx), so a new architecture is fused without new code. Every
 value on the way is shared (it is the trunk's own, the same for all experts), maps of all experts (N, K*D, h, w), or
 vectors of all experts (N, K, ...). A rule for each kind of layer says what it becomes, here for the layers of the
-paper's networks and in `rules.py` for others; what has no rule raises NotFusable with the name of the layer, and the
-reference runs instead.
+paper's networks, in `rules.py` for others, in `functions.py` for functions; what has no rule raises NotFusable with the
+name of the layer, and the reference runs instead.
 """
 
 import operator
@@ -17,9 +17,10 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
 from nofe.architectures.images_first import without_counting_images
-from nofe.experts import rules
+from nofe.architectures.modes import LAYER, where
+from nofe.experts import functions, rules
 from nofe.experts.branches import Branches
-from nofe.experts.following import followed, where
+from nofe.experts.following import followed
 from nofe.experts.kinds import Kind
 from nofe.experts.kinds import NotFusable as NotFusable
 from nofe.experts.stacked import GroupedConvolution, SharedConvolution, StackedLayer
@@ -30,10 +31,11 @@ CHANNEL_BY_CHANNEL = (
     nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN,
 )  # fmt: skip
 ON_MAPS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN)
-RANDOM = (nn.Dropout, nn.Dropout2d)
+RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
+DROPS_CHANNELS = (nn.Dropout1d, nn.Dropout2d)
 POINTWISE_FUNCTIONS = {
-    F.relu, torch.relu, F.gelu, F.silu, F.relu6, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh, F.sigmoid,
-    F.tanh, "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_",
+    F.relu, torch.relu, F.gelu, F.silu, F.relu6, F.leaky_relu, F.elu, F.hardswish, F.hardsigmoid, torch.sigmoid,
+    torch.tanh, F.sigmoid, F.tanh, "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_",
 }  # fmt: skip
 ADDITIONS = {operator.add, torch.add, operator.iadd, "add", "add_"}
 FLATTENINGS = {torch.flatten, "flatten"}
@@ -134,6 +136,8 @@ def fuse(branches: Branches) -> FusedExperts:
     graph = walk.fused()
     fused = FusedExperts(graph, walk.path_of, walk.outputs)
     fused.train(branches.training)
+    if left := sorted(branches.state_dict().keys() - fused.state_dict().keys()):
+        raise NotFusable(f"{left[0].partition('.')[2]} (weights of a branch that it does not read)")
     return fused
 
 
@@ -182,6 +186,10 @@ class _Walk:
             raise NotFusable("no convolution or linear layer")
         return fx.GraphModule(self.root, self.graph)
 
+    @property
+    def is_ragged(self) -> bool:
+        return len(set(self.outputs)) > 1
+
     def _value(self, argument: Any) -> tuple[fx.Node, Kind]:
         if not isinstance(argument, fx.Node):
             raise NotFusable(f"a constant operand {argument!r}")
@@ -190,6 +198,8 @@ class _Walk:
     def _module(self, node: fx.Node) -> tuple[fx.Node, Kind]:
         path = str(node.target)
         layers = [branch.get_submodule(path) for branch in self.branches]
+        if len(node.args) != 1 or node.kwargs:
+            raise NotFusable(f"{path} ({type(layers[0]).__name__} that reads more than one value)")
         value, kind = self._value(node.args[0])
         rule = next((rule for types, rule in _RULES if isinstance(layers[0], types)), None)
         if layers[0] in self._whole:
@@ -200,6 +210,9 @@ class _Walk:
 
     def put(self, path: str, module: nn.Module, value: fx.Node, parameters: bool) -> fx.Node:
         name = path.replace(".", "_")
+        earlier = getattr(self.root, name, module)  # a layer that is run again has its weights in the same place
+        if (type(earlier), getattr(earlier, "kind", None)) != (type(module), getattr(module, "kind", None)):
+            raise NotFusable(f"{path} (is run twice, and not on values of one kind)")
         self.root.add_module(name, module)
         if parameters:
             self.path_of[name] = path
@@ -219,22 +232,33 @@ class _Walk:
 
     def _function(self, node: fx.Node) -> tuple[fx.Node, Kind]:
         target: Any = node.target
+        if LAYER in node.meta:
+            return self.random(f"each_{node.name}", [node.meta[LAYER]] * self.count, *self._value(node.args[0]))
         if target in POINTWISE_FUNCTIONS:
             value, kind = self._value(node.args[0])
             return self.graph.create_node(node.op, target, (value, *node.args[1:]), dict(node.kwargs)), kind
-        if target in ADDITIONS and not node.kwargs and all(isinstance(each, fx.Node) for each in node.args[:2]):
-            (one, kind_one), (other, kind_other) = (self._value(argument) for argument in node.args[:2])
-            if kind_one is kind_other:
-                return self.graph.call_function(operator.add, (one, other)), kind_one
-            if {kind_one, kind_other} == {Kind.MAPS, Kind.SHARED}:
-                own, shared = (one, other) if kind_one is Kind.MAPS else (other, one)
-                return self.graph.call_function(add_shared, (own, shared, self.count)), Kind.MAPS
+        if target in ADDITIONS and (result := self._sum(node)) is not None:
+            return result
         if target in FLATTENINGS and node.args[1:] in ((1,), (1, -1)) and not node.kwargs:
             return self._flattened(*self._value(node.args[0]))
-        if (result := rules.function(self, node)) is not None:
+        if (result := functions.function(self, node)) is not None:
             return result
         name = target if isinstance(target, str) else getattr(target, "__name__", target)
         raise NotFusable(f"{node.name} ({name}{where(node)})")
+
+    def _sum(self, node: fx.Node) -> tuple[fx.Node, Kind] | None:
+        """Of two values, or None. What nobody reads is none: it is written over one of them."""
+        if node.kwargs or not node.users or not all(isinstance(each, fx.Node) for each in node.args[:2]):
+            return None
+        (one, kind_one), (other, kind_other) = (self._value(argument) for argument in node.args[:2])
+        if kind_one is kind_other:
+            if kind_one is Kind.MAPS:
+                one, other = functions.of_one_width(self, one, other)
+            return self.graph.call_function(operator.add, (one, other)), kind_one
+        if {kind_one, kind_other} == {Kind.MAPS, Kind.SHARED}:
+            own, shared = (one, other) if kind_one is Kind.MAPS else (other, one)
+            return self.graph.call_function(add_shared, (own, shared, self.count)), Kind.MAPS
+        return None
 
     def _flattened(self, value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
         if kind is Kind.MAPS:
@@ -249,24 +273,26 @@ class _Walk:
         if type(layers[0]).forward is not nn.Conv2d.forward or layers[0].padding_mode != "zeros":
             raise NotFusable(f"{path} ({type(layers[0]).__name__}, not padded with zeros)")
         value, kind = self.as_map(value, kind)
-        self._note_outputs(path, layers)
+        self.note_outputs(path, layers)
         layer = SharedConvolution(layers) if kind is Kind.SHARED else GroupedConvolution(layers)
         return self.put(path, layer, value, parameters=True), Kind.MAPS
 
     def linear(self, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
         if kind is Kind.MAPS:
             raise NotFusable(f"{path} (Linear on a map)")
-        self._note_outputs(path, layers)
+        if type(layers[0]).forward is not nn.Linear.forward and not _is_plain_in_timm(layers[0]):
+            return rules.linear_of_its_own(self, path, layers, value, kind)
+        self.note_outputs(path, layers)
         layer = rules.SharedEachLinear(layers) if kind is Kind.SHARED else rules.EachLinear(layers)
         return self.put(path, layer, value, parameters=True), Kind.VECTORS
 
-    def _note_outputs(self, path: str, layers: list[Any]) -> None:
-        if len(set(self.outputs)) > 1:
+    def note_outputs(self, path: str, layers: list[Any]) -> None:
+        if self.is_ragged:
             raise NotFusable(f"{path} (reads a layer whose size differs between experts)")
         self.outputs = [len(layer.weight) for layer in layers]
 
     def batch_norm(self, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
-        if len(set(self.outputs)) > 1:
+        if self.is_ragged:
             raise NotFusable(f"{path} (reads a layer whose size differs between experts)")
         first = layers[0]
         if not (first.affine and first.track_running_stats):
@@ -298,12 +324,13 @@ class _Walk:
 
     def random(self, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
         """Each expert drops its own."""
-        if kind is Kind.SHARED:
+        if kind is Kind.SHARED or (kind is Kind.VECTORS and isinstance(layers[0], DROPS_CHANNELS)):
             return rules.each_module(self, path, layers, value, kind)
         return self.put(path, layers[0], value, parameters=False), kind
 
     def across_channels(self, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
         """Each expert's channels on their own: the experts become images for a moment."""
+        value, kind = self.as_map(value, kind)
         if kind is not Kind.MAPS:
             return self.put(path, layers[0], value, parameters=False), kind
         apart = self.graph.call_function(experts_as_images, (value, self.count))
@@ -354,6 +381,11 @@ def images_as_experts(images: Tensor, experts: int) -> Tensor:
 def _is_timms(norm: nn.BatchNorm2d) -> bool:
     """timm's batch norm with its activation inside."""
     return type(norm).__name__ == "BatchNormAct2d" and hasattr(norm, "drop") and hasattr(norm, "act")
+
+
+def _is_plain_in_timm(linear: nn.Linear) -> bool:
+    """Has a forward of its own for torchscript alone."""
+    return type(linear).__module__ == "timm.layers.linear"
 
 
 def _require_alike(traces: Sequence[fx.Graph]) -> None:

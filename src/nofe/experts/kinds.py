@@ -12,3 +12,4 @@ class Kind(Enum):
     MAPS = "maps"  # (N, K*D, h, w)
     VECTORS = "vectors"  # (N, K, ...): vectors, tokens, or whatever each expert has for itself
     WEIGHTS = "weights"  # (K, ...): a parameter that a block reads by name, such as the scale of a layer
+    NUMBERS = "numbers"  # sizes of what one expert has, and what is made of them

@@ -6,7 +6,6 @@ keeps statistics, has a rule of its own in `fused.py`.
 """
 
 import copy
-import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -25,18 +24,6 @@ if TYPE_CHECKING:
 BATCHED = (nn.LayerNorm, nn.GroupNorm, nn.MultiheadAttention)
 DROPS_IMAGES = ("DropPath", "StochasticDepth")  # timm's and torchvision's: whole images, other ones for each expert
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
-
-# Functions and methods that may be applied to each expert's value alone. Those that ask for sizes are not among them.
-ARITHMETIC: set[Any] = {
-    operator.add, operator.iadd, torch.add, "add", "add_", operator.mul, operator.imul, torch.mul, "mul", "mul_",
-    operator.sub, torch.sub, "sub", operator.truediv, torch.div, "div",
-}  # fmt: skip
-REARRANGING: set[Any] = {
-    torch.cat, torch.concat, operator.getitem, "mean", torch.mean, "permute", torch.permute, "transpose",
-    torch.transpose, "reshape", torch.reshape, "view", "flatten", torch.flatten, "unflatten", "squeeze", "unsqueeze",
-    "contiguous", "sum", "amax",
-}  # fmt: skip
-POOLING: set[Any] = {F.adaptive_avg_pool2d, F.avg_pool2d, F.max_pool2d, F.adaptive_max_pool2d, torch.max_pool2d}
 
 
 class ParameterStack(StackedLayer):
@@ -122,41 +109,6 @@ def batchable_attention(device: torch.device) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(shortcut)
 
 
-class EachFunction(nn.Module):
-    """A function of each expert's values: `arrangement` is its arguments, with Place(i) for the i-th value."""
-
-    def __init__(self, call: Any, arrangement: tuple[Any, Any], kinds: list[Kind], experts: int) -> None:
-        super().__init__()
-        self.call, self.arrangement, self.kinds, self.experts = call, arrangement, kinds, experts
-        self.only_weights = all(kind is Kind.WEIGHTS for kind in kinds)
-
-    def forward(self, *values: Tensor) -> Tensor:
-        values = tuple(
-            value.unflatten(1, (self.experts, -1)) if kind is Kind.MAPS else value
-            for value, kind in zip(values, self.kinds, strict=True)
-        )
-        where = {Kind.SHARED: None, Kind.MAPS: 1, Kind.VECTORS: 1, Kind.WEIGHTS: 0}
-        dims = tuple(where[kind] for kind in self.kinds)
-        every = torch.vmap(self._one, in_dims=dims, out_dims=0 if self.only_weights else 1)
-        result: Tensor = every(*values)
-        return result
-
-    def _one(self, *values: Tensor) -> Any:
-        args, kwargs = fx.node.map_aggregate(
-            cast(Any, self.arrangement), lambda each: values[each.index] if isinstance(each, Place) else each
-        )
-        if self.call == "view":  # of one expert's part, which does not lie in one piece
-            return args[0].reshape(*args[1:], **kwargs)
-        if isinstance(self.call, str):
-            return getattr(args[0], self.call)(*args[1:], **kwargs)
-        return self.call(*args, **kwargs)
-
-
-class Place:
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
 class EachLinear(BatchedLinear):
     """A linear layer on vectors (N, K, F) or on tokens (N, K, T, F)."""
 
@@ -215,7 +167,7 @@ def classifier_of(branch: nn.Module) -> nn.Module | None:
 
 
 def each_module(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
-    if len(set(walk.outputs)) > 1:
+    if walk.is_ragged:
         raise NotFusable(f"{path} (reads a layer whose size differs between experts)")
     try:
         module = EachModule(layers, kind)
@@ -226,6 +178,15 @@ def each_module(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kin
     for stack, inner in module.owners.items():
         walk.path_of[f"{name}.{stack}"] = f"{path}.{inner}".removesuffix(".")
     return result, Kind.VECTORS
+
+
+def linear_of_its_own(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
+    """A class derived from nn.Linear that computes something else with its weights, such as cosines."""
+    if not can_run_whole(layers[0], None):
+        raise NotFusable(f"{path} ({type(layers[0]).__name__}, which has buffers)")
+    result = each_module(walk, path, layers, value, kind)
+    walk.note_outputs(path, layers)
+    return result
 
 
 def batch_norm_of_vectors(
@@ -239,7 +200,7 @@ def batch_norm_of_vectors(
         or not (first.affine and first.track_running_stats)
     ):
         raise NotFusable(f"{path} ({type(first).__name__} of {kind.value}, or without weights or running statistics)")
-    if len(set(walk.outputs)) > 1 or len({int(layer.num_batches_tracked) for layer in layers}) > 1:
+    if walk.is_ragged or len({int(layer.num_batches_tracked) for layer in layers}) > 1:
         raise NotFusable(f"{path} (experts differ in size or in their number of training steps)")
     layer = nn.BatchNorm1d(walk.count * first.num_features, eps=first.eps, momentum=first.momentum)
     layer.to(first.weight.device, first.weight.dtype)
@@ -262,36 +223,3 @@ def weight(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind]:
     walk.root.add_module(name, OneWeight(holders, [own]))
     walk.path_of[name] = owner
     return walk.graph.call_module(name, ()), Kind.WEIGHTS
-
-
-def function(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind] | None:
-    """None where there is no rule."""
-    target = node.target
-    if target in POOLING:
-        value, kind = walk.as_map(*walk.values[node.all_input_nodes[0]])
-        return walk.graph.call_function(cast(Any, target), (value, *node.args[1:]), dict(node.kwargs)), kind
-    if target not in ARITHMETIC | REARRANGING:
-        return None
-    read = node.all_input_nodes
-    kinds = [walk.values[each][1] for each in read]
-    alike = len(set(kinds)) == 1
-    plain = kinds[0] is Kind.SHARED or target in ARITHMETIC or _averages_map(node)
-    if alike and plain and kinds[0] is not Kind.WEIGHTS and (len(read) == 1 or kinds[0] is not Kind.VECTORS):
-        copied = walk.graph.node_copy(node, lambda each: walk.values[each][0])
-        return copied, kinds[0]
-    places = {each: Place(index) for index, each in enumerate(read)}
-    arrangement = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: cast(Any, places[each]))
-    module = EachFunction(target, cast(Any, arrangement), kinds, walk.count)
-    walk.root.add_module(f"each_{node.name}", module)
-    values = tuple(walk.values[each][0] for each in read)
-    kind = Kind.WEIGHTS if module.only_weights else Kind.VECTORS
-    return walk.graph.call_module(f"each_{node.name}", values), kind
-
-
-def _averages_map(node: fx.Node) -> bool:
-    """mean((2, 3), keepdim=True), the squeeze of squeeze-and-excitation: as good on K*D channels."""
-    if node.target not in ("mean", torch.mean):
-        return False
-    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    keeps = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
-    return keeps is True and isinstance(dims, Sequence) and sorted(cast(Any, dims)) in ([2, 3], [-2, -1])

@@ -1,0 +1,60 @@
+"""What code does in training alone.
+
+torch.fx writes down the calls of one mode, with `self.training` as the constant that it was. Followed in both modes, a
+network shows what depends on it: F.dropout(x, p, self.training) stands for a layer, which knows its mode at every call;
+anything else cannot be written as one graph.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch.nn.functional as F
+from torch import fx, nn
+
+DROPOUTS: dict[Any, Callable[[float], nn.Module]] = {
+    F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.alpha_dropout: nn.AlphaDropout,
+}  # fmt: skip
+LAYER = "layer"  # among what is noted of a step: the layer that stands for it, with the model in either mode
+
+
+class DependsOnMode(Exception):
+    """A step that is another one, or none, in evaluation."""
+
+    def __init__(self, step: fx.Node) -> None:
+        super().__init__(f"does something else in training: {step.name}{where(step)}")
+        self.step = step
+
+
+def followed_in_both_modes(model: nn.Module, follow: Callable[[nn.Module], fx.Graph]) -> fx.Graph:
+    """What `follow` gives in training, with the layer noted at each function that drops in training alone."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        graphs = [follow(model.train(mode)) for mode in (True, False)]
+    finally:
+        for module, was_training in modes.items():
+            module.training = was_training
+    for training, evaluation in zip(*(graph.nodes for graph in graphs), strict=False):
+        if _drops_in_training(training, evaluation):
+            training.meta[LAYER] = DROPOUTS[training.target](float(cast(Any, training.kwargs["p"])))
+        elif _call(training) != _call(evaluation):
+            raise DependsOnMode(training)
+    return graphs[0]
+
+
+def _drops_in_training(training: fx.Node, evaluation: fx.Node) -> bool:
+    """F.dropout(x, p, self.training), the same call but for that."""
+    by_mode = (training.kwargs.get("training"), evaluation.kwargs.get("training"))
+    alike = _call(training, "training") == _call(evaluation, "training")
+    return training.target in DROPOUTS and by_mode == (True, False) and alike
+
+
+def _call(step: fx.Node, *without: str) -> tuple[Any, ...]:
+    """In words, as the values that two graphs read are never the same."""
+    kwargs = {name: each for name, each in step.kwargs.items() if name not in without}
+    return step.op, step.target, str(step.args), str(kwargs)
+
+
+def where(step: fx.Node) -> str:
+    """The layer that a function is called in."""
+    stack: dict[str, Any] = step.meta.get("nn_module_stack") or {}
+    return f" in {list(stack)[-1]}" if stack else ""
