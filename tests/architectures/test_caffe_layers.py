@@ -45,6 +45,14 @@ def test_pooling_is_caffes(side: int, kernel: int, stride: int, reduce: str) -> 
     torch.testing.assert_close(pool(image[None, None])[0, 0], literal_pool(image, kernel, stride, reduce))
 
 
+def test_users_who_compile_our_networks_themselves_get_the_right_gradients() -> None:
+    """Of the two ways to ask for the same averages, the compiler has one wrong (docs/decisions/0019)."""
+    ours, other = average_pool(3, 2), nn.AvgPool2d(3, 2, ceil_mode=True)
+    assert not ours.count_include_pad
+    maps = torch.randn(2, 3, 8, 8, dtype=torch.double)
+    torch.testing.assert_close(ours(maps), other(maps))
+
+
 @pytest.mark.parametrize("pool", [max_pool(3, 2), average_pool(3, 2)])
 def test_pools_of_3_by_2_halve_a_side_and_keep_a_map_of_ones(pool: nn.Module) -> None:
     features = torch.ones(1, 1, 32, 32)

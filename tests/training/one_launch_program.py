@@ -153,8 +153,9 @@ def stepped_too_early() -> str:
     return ""
 
 
-def copies_apart() -> dict[str, object]:
+def copies_apart(beside: bool) -> dict[str, object]:
     """Weights kept in bfloat16 against weights cast at every step."""
+    one_launch.ENOUGH = PIECE
     one = network()
     other = copy.deepcopy(one)
     theirs = torch.optim.SGD(groups(one), lr=0.1, momentum=0.9)  # type: ignore[arg-type]
@@ -169,8 +170,12 @@ def copies_apart() -> dict[str, object]:
             ours.refresh_copies()
         for _, optimizer, forward in forwards:
             optimizer.zero_grad()
-            forward(images(step)).float().square().mean().backward()
-            optimizer.step()
+            loss = forward(images(step)).float().square().mean()
+            if beside and optimizer is ours:
+                ours.backward_and_step(loss)
+            else:
+                loss.backward()
+                optimizer.step()
         apart.append(farthest(one, other))
     kept = ours.keep_copies([other[0].weight])[0]
     return {
@@ -182,6 +187,6 @@ def copies_apart() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    found = {"plain": moved_apart(False), "nesterov": moved_apart(True), "copies": copies_apart()}
-    found |= {"beside": moved_apart_beside_backward(), "kept": is_kept_after_use()}
+    found = {"plain": moved_apart(False), "nesterov": moved_apart(True), "copies": copies_apart(False)}
+    found |= {"beside": moved_apart_beside_backward(), "kept": is_kept_after_use(), "copies beside": copies_apart(True)}
     print(json.dumps(found | {"after a failure": after_a_failure(), "too early": stepped_too_early()}))

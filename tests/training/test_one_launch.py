@@ -29,9 +29,10 @@ def test_weights_go_where_torch_takes_them(found: dict[str, Any], kind: str) -> 
     assert found[kind]["moved"] > 1e-2
 
 
-def test_copies_in_bfloat16_follow_the_weights(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["copies", "copies beside"])
+def test_copies_in_bfloat16_follow_the_weights(found: dict[str, Any], kind: str) -> None:
     """The interpreter rounds to bfloat16 towards zero, a GPU to the nearest: a thousandth, not a millionth."""
-    copies = found["copies"]
+    copies = found[kind]
     assert copies["apart"][0] < 1e-6  # the first step begins from the same copies
     assert max(copies["apart"]) < 1e-3
     assert copies["weights_have_no_gradient"]
