@@ -307,6 +307,15 @@ def test_the_loop_trains_fused_experts_as_it_does_one_by_one(name: str, monkeypa
         torch.testing.assert_close(fused_weights[key], tensor, rtol=1e-5, atol=1e-7, msg=key)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fused_experts_that_are_right_are_used_in_every_precision(precision: str) -> None:
+    network = network_of("resnet").float()
+    assert network.fuse()
+    runtime = Runtime(torch.device("cpu"), precision, kernels="together")
+    network.choose_kernels((2, 3, 32, 32), runtime, training=True)
+    assert isinstance(network.experts, FusedExperts)
+
+
 @pytest.mark.parametrize("wrong", ["differs", "fails"])
 def test_fused_experts_that_are_not_what_they_were_made_of_are_not_used(
     wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

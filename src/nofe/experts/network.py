@@ -112,6 +112,7 @@ class NetworkOfExperts(WithTrunk):
 
     def _what_is_wrong(self, features: Tensor) -> str | None:
         """With the fused experts, beside the branches that they were made of: layers may surprise their rules."""
+        features = features.to(next(self.experts.parameters()).dtype)  # which autocast may have made bfloat16
         was_training = self.experts.training
         branches = self.branches().eval()
         self.experts.eval()
