@@ -1,5 +1,6 @@
 """Gradients that PyTorch gets wrong, put right before anything is trained; docs/decisions/0019."""
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,8 @@ def mend_compiler() -> None:
     from torch.compiler import config
 
     _mend_average()
+    # Of the loss, over few rows, where it costs nothing; nobody can do anything about it.
+    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
     if MENDED not in config.cache_key_tag:  # or what was compiled before, and kept on disk, would be found again
         config.cache_key_tag = f"{config.cache_key_tag} {MENDED}".strip()
 
