@@ -10,14 +10,14 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
-from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 from nofe.errors import NofeError
+from nofe.signals import on_signals_to_end
 
 SECONDS_TO_STOP = 60.0  # for a step and a checkpoint
 
@@ -194,21 +194,11 @@ def _end_with_the_parent(orphaned: threading.Event) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """So that they end it by way of every `finally`; in the main thread, where handlers can be set."""
+def _signals_as_exceptions() -> AbstractContextManager[None]:
+    """So that they end it by way of every `finally`."""
     from nofe.training.runtime import Interrupted
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int) -> None:
         raise Interrupted(f"stopped by signal {number}, all saved; run the command again to go on", number)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return on_signals_to_end(interrupt)

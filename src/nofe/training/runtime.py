@@ -10,14 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ import torch
 from nofe.data.folder import physical_memory
 from nofe.data.workers import cores
 from nofe.errors import NofeError, UserError
+from nofe.signals import on_signals_to_end
 from nofe.training.ranks import Launch, Ranks, joined_ranks
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
@@ -247,24 +246,14 @@ def sharing_the_gpu(processes: int, share: int | None = None) -> Iterator[None]:
                 os.environ.pop(name, None)
 
 
-@contextmanager
-def stopping_on_signals(runtime: Runtime) -> Iterator[None]:
+def stopping_on_signals(runtime: Runtime) -> AbstractContextManager[None]:
     """SIGTERM and SIGINT end the run after the current step, with a checkpoint; a second one ends it at once."""
 
-    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
-        yield
-        return
-
-    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+    def ask_to_stop(number: int) -> None:
         runtime.stop_signal = number
         signal.signal(number, signal.SIG_DFL)
 
-    before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return on_signals_to_end(ask_to_stop)
 
 
 def environment(runtime: Runtime, seed: int) -> dict[str, Any]:
