@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures import Architecture
 from nofe.architectures.architecture import WithTrunk
+from nofe.architectures.line import first_line
 from nofe.experts import kernels
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
@@ -90,7 +91,8 @@ class NetworkOfExperts(WithTrunk):
             self.unfuse()
             return {}
         features = self._example_features(images, runtime)
-        if wrong := self._what_is_wrong(features[:2]):
+        branches = self.branches().to(memory_format=torch.channels_last)
+        if wrong := self._what_is_wrong(branches, features[:2]):
             log.warning("the experts run one after another, which is slower: fused, %s", wrong)
             self.unfuse()
             return {}
@@ -100,29 +102,26 @@ class NetworkOfExperts(WithTrunk):
         may_measure = may_measure and runtime.kernels == "measure"
         how: Any = {"training": training, "frozen": frozen, "known": known, "may_measure": may_measure}
         chosen = kernels.choose_kernels(self.experts, features, runtime, **how)
-        [branches] = self._reference
-        if may_measure:
-            branches = copy.deepcopy(branches).to_empty(device=features.device)
-            unfuse(self.experts, branches)
-            branches.to(memory_format=torch.channels_last)
         fused_is_fastest, choice = kernels.faster_than_branches(self.experts, branches, features, runtime, **how)
         if not fused_is_fastest:
             self.unfuse()
         return chosen | choice
 
-    def _what_is_wrong(self, features: Tensor) -> str | None:
+    def _what_is_wrong(self, branches: Branches, features: Tensor) -> str | None:
         """With the fused experts, beside the branches that they were made of: layers may surprise their rules."""
         features = features.to(next(self.experts.parameters()).dtype)  # which autocast may have made bfloat16
         was_training = self.experts.training
-        branches = self.branches().eval()
-        self.experts.eval()
+        branches.eval(), self.experts.eval()
+        # For a single pass cuDNN need not search for its fastest kernels, which takes longer than all the rest.
+        searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
         try:
             with torch.no_grad():
                 expected = branches(features)
                 apart = float((self.experts(features) - expected).abs().max())
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            return f"they fail ({str(error).splitlines()[0]})"
+            return f"they fail ({first_line(error)})"
         finally:
+            torch.backends.cudnn.benchmark = searches
             self.experts.train(was_training)
         largest = float(expected.abs().max())
         return f"they differ (by {apart:.2g} of {largest:.2g})" if apart > ROUNDING * largest else None
