@@ -71,9 +71,9 @@ def moved_apart_beside_backward() -> dict[str, object]:
     early: list[list[int]] = []  # for each step: how many weights had no gradient yet when a lot was launched
     launch = ours._step
 
-    def noted(number: int) -> None:
+    def noted(lot: one_launch._Lot) -> None:
         early[-1].append(sum(weight.grad is None for weight in other.parameters()))
-        launch(number)
+        launch(lot)
 
     ours._step = noted  # type: ignore[method-assign]
     for step in range(5):

@@ -38,11 +38,10 @@ class OneLaunchSGD(torch.optim.SGD):
         self._rates = _on_device([group["lr"].data_ptr() for group in self.param_groups], self._device)
         self._decays = torch.tensor([group["weight_decay"] for group in self.param_groups], device=self._device)
         self._lots = [_Lot(list(self._group_of), self._device)]  # each stepped by a launch of its own
-        self._launched: set[int] = set()  # lots of the step under way
         self._is_told = False  # of gradients, as they come
         self._arrived: dict[nn.Parameter, None] = {}  # in the order in which they came
-        self._aside: torch.cuda.Stream | None = None
-        self._beside: _Beside | None = None  # only while gradients come that are the last for this step
+        self._beside = _Beside(self._device)
+        self._are_last = False  # the gradients that come, for this step
 
     def keep_copies(self, weights: Sequence[nn.Parameter]) -> list[Tensor]:
         """In bfloat16: leaves, to be differentiated in place of the weights. Every step makes them anew."""
@@ -77,45 +76,37 @@ class OneLaunchSGD(torch.optim.SGD):
                 leaf = self._copies.get(weight, weight)
                 if leaf.requires_grad:
                     leaf.register_post_accumulate_grad_hook(partial(_tell, own, ref(weight)))
-        self._begin_step()
-        self._beside = _Beside(self._device, self._aside)
+        self._are_last = True
+        self._beside.begin()
         try:
             loss.backward()
             self.step()
         finally:  # what failed leaves nothing behind for the next step
-            self._aside = self._beside.join()
-            self._beside = None
-            self._begin_step()
+            self._beside.join()
+            self._are_last = False
+            for lot in self._lots:
+                lot.waits_for.update(lot.weights)
         if first:  # what comes first is stepped first from now on
             others = [weight for weight in self._group_of if weight not in self._arrived]
             self._lots = [_Lot(weights, self._device) for weights in _in_lots([*self._arrived, *others])]
 
     def gradient_came(self, weight: nn.Parameter) -> None:
         self._arrived[weight] = None
-        if self._beside is None:
-            return
-        for n, lot in enumerate(self._lots[:-1]):
+        for lot in self._lots[:-1] if self._are_last else ():
             if weight in lot.waits_for:
                 lot.waits_for.remove(weight)
                 if not lot.waits_for:
                     with self._beside.the_rest():
-                        self._step(n)
-
-    def _begin_step(self) -> None:
-        self._launched.clear()
-        for lot in self._lots:
-            lot.waits_for.update(lot.weights)
+                        self._step(lot)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for n in range(len(self._lots)):
-            if n not in self._launched:
-                self._step(n)
-        self._begin_step()
+        for lot in self._lots:
+            if lot.waits_for:  # or it was stepped beside backward
+                self._step(lot)
 
     @torch.no_grad()
-    def _step(self, number: int) -> None:
-        lot = self._lots[number]
+    def _step(self, lot: "_Lot") -> None:
         gradients = []  # held until the kernel is launched: the table has addresses alone
         rows = []
         for weight in lot.weights:
@@ -130,7 +121,6 @@ class OneLaunchSGD(torch.optim.SGD):
             nesterov=first["nesterov"], aligned=all(address % 16 == 0 for row in rows for address in row[:4]),
             length=PIECE, columns=COLUMNS, num_warps=8,
         )  # fmt: skip
-        self._launched.add(number)
         # As torch's own steps do: a backward that still needs what was stepped says so, and is not silently wrong.
         torch.autograd.graph.increment_version([self._copies.get(weight, weight) for weight in lot.weights])
 
@@ -165,12 +155,16 @@ class _Lot:
 
 
 class _Beside:
-    """A stream beside the one that backward runs on, for one step."""
+    """A stream beside the one that backward runs on."""
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        self._backward = torch.cuda.current_stream() if device.type == "cuda" else None
-        self._stream = stream
-        self._is_used = False
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._stream: torch.cuda.Stream | None = None
+        self._backward: torch.cuda.Stream | None = None
+        self._is_used = False  # in this step
+
+    def begin(self) -> None:
+        self._backward, self._is_used = torch.cuda.current_stream() if self._on_gpu else None, False
 
     def the_rest(self) -> Any:
         """What is launched in here waits for all that backward has launched, and backward not for it."""
@@ -180,11 +174,9 @@ class _Beside:
         self._stream.wait_stream(self._backward)
         return torch.cuda.stream(self._stream)
 
-    def join(self) -> torch.cuda.Stream | None:
-        """Gives the stream, for the next step."""
+    def join(self) -> None:
         if self._backward is not None and self._stream is not None and self._is_used:
             self._backward.wait_stream(self._stream)
-        return self._stream
 
 
 def _tell(optimizer: "ref[OneLaunchSGD]", weight: "ref[nn.Parameter]", _: Tensor) -> None:
