@@ -14,8 +14,9 @@ import torch
 
 from conftest import small_dataset, small_run
 from nofe import config as configuration
-from nofe import pipeline
+from nofe import generalist, pipeline
 from nofe.ahead import PARTS, Order, compile_experts, compiling_ahead
+from nofe.frozen import is_compiled
 from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, make_runtime
 
 SETTINGS = ("base.by=none", "generalist.epochs=1", "experts.epochs=2", "specialties.count=3")
@@ -49,7 +50,7 @@ def test_the_stage_finds_all_that_it_compiles(
     kernels: str, graphs: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOFE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nofe.frozen.MEASURING_PAYS_FROM", 1)
+    monkeypatch.setattr("nofe.frozen.IMAGES_WORTH_PREPARING", 1)
     config = small_run(*SETTINGS)
     for part in PARTS:
         torch._dynamo.reset()
@@ -115,8 +116,51 @@ def test_a_run_that_ends_early_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = make_runtime("cpu")
     with pytest.raises(KeyboardInterrupt), compiling_ahead(small_run(*SETTINGS), 4, (8, 4), runtime):
         raise KeyboardInterrupt
-    assert len(started) == len(PARTS)
+    assert len(started) == 1, "evaluation is not compiled here"
     assert all(process.returncode is not None for process in started)
+
+
+@pytest.mark.parametrize(("ended", "threads"), [("true", 1), ("false", 7)])
+def test_what_is_on_disk_is_read_without_more_processes(
+    ended: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.config as compiler
+
+    class Ended(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__([ended], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with compiler.patch(compile_threads=7):
+        with compiling_ahead(small_run(*SETTINGS), 4, (8, 4), make_runtime("cpu")) as wait:
+            wait()
+            assert compiler.compile_threads == threads
+        assert compiler.compile_threads == 7
+
+
+def test_a_short_evaluation_is_not_compiled() -> None:
+    compiling = Runtime(torch.device("cuda:0"), compile=True)
+    cifar, imagenet = (10_000, 28), (50_000, 227)
+    assert [is_compiled(compiling, *images) for images in (cifar, imagenet)] == [False, True]
+    assert not is_compiled(Runtime(torch.device("cuda:0"), compile=False), *imagenet)
+    assert is_compiled(Runtime(torch.device("cuda:0"), compile=True, compile_evaluation=True), *cifar)
+
+
+def test_the_compiler_is_imported_while_the_device_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the steps of the first epoch were launched, and once."""
+    happened: list[str] = []
+    runtime = make_runtime("cpu", kernels="together")
+    runtime.meanwhile.append(lambda: happened.append("imported"))
+    evaluate = generalist.accuracy
+
+    def noted(*arguments: Any) -> float:
+        happened.append("epoch done")
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(generalist, "accuracy", noted)
+    config = small_run("base.by=none", "generalist.epochs=2", "until=specialties")
+    pipeline.train(config, tmp_path / "run", runtime=runtime, dataset=small_dataset())
+    assert happened == ["imported", "epoch done", "epoch done"]
 
 
 def test_only_long_stages_on_a_gpu_are_compiled() -> None:

@@ -1,16 +1,18 @@
 """Compile the experts in another process while the generalist trains, so that their stage need not wait for it.
 
 What torch.compile makes is kept on disk, under a key of what it was made from. Processes that build the same network,
-in the same precision, leave there what the stage will ask for: one takes a step with it, another evaluates it.
+in the same precision, leave there what the stage will ask for: one takes a step with it and, where evaluation is
+compiled too, another evaluates it.
 """
 
+import importlib
 import json
 import logging
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,13 +27,13 @@ from nofe.data.dataset import ImageSet
 from nofe.data.workers import cores
 from nofe.evaluation import accuracy
 from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.frozen import FrozenNetwork, frozen, images_at_once
+from nofe.frozen import frozen, images_at_once, is_compiled
 from nofe.specialties import random_balanced
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime, make_runtime
 
-PARTS = ("training", "evaluation")  # each about half of the work
+PARTS = ("training", "evaluation")
 PATIENCE_SECONDS = 120.0  # then the stage compiles what is missing itself
 log = logging.getLogger("nofe")
 
@@ -47,6 +49,7 @@ class Order:
     test_images: int
     device: str
     kernels: str
+    threads: int = 1  # to compile with
 
 
 @contextmanager
@@ -57,12 +60,15 @@ def compiling_ahead(
 
     If it fails nothing is lost but time: the stage compiles for itself, and says what is wrong.
     """
+    to_train_on, to_test_on = images
+    crop = config.experts.augmentation.crop
+    parts = PARTS if is_compiled(runtime, to_test_on, crop) else PARTS[:1]
     quiet = subprocess.DEVNULL
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "nofe.ahead"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True
         )
-        for _ in PARTS
+        for _ in parts
     ]
 
     def wait() -> None:
@@ -72,36 +78,49 @@ def compiling_ahead(
                 log.debug("compiling ahead ended with %d", process.wait(deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
+        if all(process.returncode == 0 for process in processes):
+            # What is on disk is read by this process: none to compile in need be started, and ended.
+            at_the_end.enter_context(importlib.import_module("torch._inductor.config").patch(compile_threads=1))
 
+    at_the_end = ExitStack()
     try:
         # While they start: they must build what the stage will build, and would measure while others use the device.
-        with_kernels_chosen(config, classes, images, runtime)
-        for part, process in zip(PARTS, processes, strict=True):
-            order = Order(part, configuration.to_json(config), classes, *images, str(runtime.device), runtime.kernels)
+        network = with_kernels_chosen(config, classes, to_train_on, runtime)
+        for part, process in zip(parts, processes, strict=True):
+            if part == "evaluation":
+                frozen(network, runtime, to_test_on, crop)
+            threads = max(1, cores() // len(parts))
+            order = Order(
+                part, configuration.to_json(config), classes, *images, str(runtime.device), runtime.kernels, threads
+            )
             assert process.stdin is not None
             with suppress(BrokenPipeError), process.stdin:  # one that failed at once
                 process.stdin.write(json.dumps(asdict(order)))
+        runtime.meanwhile.append(_import_compiler)  # which takes seconds
         yield wait
     finally:
+        at_the_end.close()
         for process in processes:
             process.kill()
             process.wait()
 
 
-def with_kernels_chosen(
-    config: RunConfig, classes: int, images: tuple[int, int], runtime: Runtime
-) -> tuple[NetworkOfExperts, FrozenNetwork]:
-    """The experts as their stage begins with them, and as it evaluates them; what is measured for it is remembered."""
+def _import_compiler() -> None:
+    importlib.import_module("torch._inductor.compile_fx")
+
+
+def with_kernels_chosen(config: RunConfig, classes: int, images: int, runtime: Runtime) -> NetworkOfExperts:
+    """The experts as their stage begins with them, to be trained on so many; what is measured for it is remembered."""
     architecture = architecture_of(config, classes)
     network = plant_experts(architecture, random_balanced(classes, config.specialties.count, np.random.default_rng(0)))
     if config.adapt.frozen_trunk:
         network.freeze_trunk()
     network.fuse()
     network.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    recipe, (to_train_on, to_test_on) = config.experts, images
-    crop = recipe.augmentation.crop
-    network.choose_kernels((min(recipe.batch, to_train_on), 3, crop, crop), runtime, training=True)
-    return network, frozen(network, runtime, to_test_on, crop)
+    crop = config.experts.augmentation.crop
+    network.choose_kernels((min(config.experts.batch, images), 3, crop, crop), runtime, training=True)
+    return network
 
 
 def compile_experts(order: Order, runtime: Runtime) -> None:
@@ -109,15 +128,15 @@ def compile_experts(order: Order, runtime: Runtime) -> None:
     config = configuration.from_json(order.config)
     runtime.use_precision(config.precision)
     recipe, classes = config.experts, order.classes
-    images = order.train_images, order.test_images
     size, crop = architecture_of(config, classes).image_size, recipe.augmentation.crop
-    network, _ = with_kernels_chosen(config, classes, images, runtime)
+    network = with_kernels_chosen(config, classes, order.train_images, runtime)
     if order.part == "training":
         state = start_training("experts", network, recipe, config.seed, runtime)
         batches = batches_of(state, _zeros(order.train_images, size, runtime), runtime)
         objective = Objective(torch.arange(classes, device=runtime.device), smoothing=recipe.label_smoothing)
         train_epoch(state, batches, objective, runtime, Silent(), until=1)
     else:
+        frozen(network, runtime, order.test_images, crop)
         at_once = images_at_once(runtime, crop)
         tested = min(order.test_images, at_once + order.test_images % at_once)  # a whole batch and the rest
         accuracy(network, _zeros(tested, size, runtime), crop, runtime)
@@ -131,8 +150,9 @@ def _zeros(count: int, size: int, runtime: Runtime) -> DeviceImages:
 def main() -> None:
     import torch._inductor.config as compiler
 
-    compiler.compile_threads = max(1, cores() // len(PARTS))
+    _import_compiler()  # while the order is made
     order = Order(**json.loads(sys.stdin.read()))
+    compiler.compile_threads = order.threads
     trust(order.config["architecture"])
     runtime = make_runtime(order.device, compile=True, kernels=order.kernels)
     # What is compiled does not depend on cuDNN's choice, which would keep the device from the generalist for seconds.

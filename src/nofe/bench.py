@@ -23,7 +23,7 @@ from nofe.data.dataset import ImageSet
 from nofe.errors import UserError
 from nofe.experts.network import plant_experts
 from nofe.files import slug
-from nofe.frozen import MEASURING_PAYS_FROM, FrozenNetwork
+from nofe.frozen import FrozenNetwork
 from nofe.specialties import random_balanced
 from nofe.training.launch import MODES, compile_blocks, in_mode, launcher, launches_in, milliseconds
 from nofe.training.loop import Objective, start_training, training_step
@@ -33,6 +33,7 @@ from nofe.training.runtime import Runtime, device_name, environment
 NETWORKS = ("base", "loop", "fused")
 TASKS = ("train", "forward", "inference")
 USUAL_TASKS = ("train", "forward")
+MANY = 10**9  # images to come: all that may make their evaluation faster is worth it
 GROWTH = {"experts": (2, 5, 10, 20, 50, 100), "classes": (100, 1_000, 10_000)}
 
 
@@ -285,7 +286,7 @@ def _forward(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -
 def _inference(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> Callable[[], None]:
     """The path of nofe evaluate and predict; a captured pass is launched by itself."""
     images, _ = batches.next()
-    ready = FrozenNetwork(model, runtime, max(case.batch, MEASURING_PAYS_FROM), images.shape[-1], at_once=case.batch)
+    ready = FrozenNetwork(model, runtime, MANY, images.shape[-1], at_once=case.batch)
 
     def answer() -> None:
         ready(images)

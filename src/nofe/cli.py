@@ -71,7 +71,7 @@ def train(
         str, typer.Option(help="measure, known, together, loop, product, winograd, branches.")
     ] = "measure",
     checkpoint_seconds: Annotated[
-        float | None, typer.Option(help="Least time between two checkpoints; by default they take 2% of the time.")
+        float | None, typer.Option(help="Least time between two checkpoints; by default they take 1% of the time.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0 is one a core.")] = 0,
     sync_batch_norm: Annotated[
@@ -257,7 +257,9 @@ def evaluate(
 
     if trust_code:
         _trust_code_of(run)
-    figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root, crops)
+    runtime = make_runtime(device, compile=compile_)
+    runtime.compile_evaluation = compile_
+    figures = evaluate_run(run, runtime, data_root, crops)
     print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
 
 

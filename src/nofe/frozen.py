@@ -17,7 +17,10 @@ from nofe.training.launch import compile_blocks, launcher
 from nofe.training.runtime import Runtime
 
 SMALL_IMAGE = 64  # pixels a side; larger ones go in smaller batches
-MEASURING_PAYS_FROM = 1_000  # images; with fewer, kernels that are not known yet are not worth finding out
+# What an evaluation must have before it pays to find out which kernels are fastest, or to compile for it. A GPU looks
+# at so many pixels in about the time that this takes, though it may do so after each of sixty epochs.
+IMAGES_WORTH_PREPARING = 1_000  # on a processor
+PIXELS_WORTH_PREPARING = 200_000_000  # on a GPU
 _frozen: "WeakKeyDictionary[nn.Module, FrozenNetwork]" = WeakKeyDictionary()
 
 
@@ -38,6 +41,17 @@ def images_at_once(runtime: Runtime, crop: int) -> int:
     return 2000 if crop <= SMALL_IMAGE else 500
 
 
+def is_worth_preparing(runtime: Runtime, images: int, crop: int) -> bool:
+    if runtime.device.type == "cpu":
+        return images >= IMAGES_WORTH_PREPARING
+    return images * crop**2 >= PIXELS_WORTH_PREPARING
+
+
+def is_compiled(runtime: Runtime, images: int, crop: int) -> bool:
+    """The network that evaluates so many images: a short evaluation does without, also in a run that compiles."""
+    return bool(runtime.compile) and (runtime.compile_evaluation or is_worth_preparing(runtime, images, crop))
+
+
 class FrozenNetwork:
     """Images (N, 3, h, w), however many, to logits (N, outputs) in float32. `batch` is a good number to give it."""
 
@@ -46,14 +60,15 @@ class FrozenNetwork:
         self.batch = at_once or images_at_once(runtime, crop)
         self._piece = min(self.batch, images_at_once(runtime, crop))
         self._runtime, self._crop = runtime, crop
+        self._compiled = is_compiled(runtime, images, crop)
         # With norms, in the form and with the kernels of its own; takes the weights from `model` at each refresh.
         self._whole = copy.deepcopy(model).eval().requires_grad_(False)
         self._whole.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         # What a processor makes of weights is kept from pass to pass. A compiler makes its own of them.
-        self._keeps = runtime.device.type == "cpu" and runtime.precision == "fp32" and not runtime.compile
+        self._keeps = runtime.device.type == "cpu" and runtime.precision == "fp32" and not self._compiled
         choose: Any = getattr(self._whole, "choose_kernels", None)
         if choose is not None:
-            how: Any = {"frozen": self._keeps, "may_measure": images >= MEASURING_PAYS_FROM}
+            how: Any = {"frozen": self._keeps, "may_measure": is_worth_preparing(runtime, images, crop)}
             choose((min(self._piece, max(images, 1)), 3, crop, crop), runtime, training=False, **how)
         self._pairs = convolutions_with_norms(self._whole)
         self._network = copy.deepcopy(self._whole)
@@ -63,7 +78,8 @@ class FrozenNetwork:
         if self._keeps:
             pack_convolutions(self._network)
         self._fill()
-        compile_blocks(self._network, runtime)
+        if self._compiled:
+            compile_blocks(self._network, runtime)
         self._passes: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by the number of images
 
     def serves(self, runtime: Runtime, crop: int) -> bool:
@@ -90,7 +106,7 @@ class FrozenNetwork:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        if not (self._runtime.capture or self._runtime.compile):
+        if not (self._runtime.capture or self._compiled):
             return torch.cat([self._answers(piece) for piece in images.split(self._piece)]).float()
         # Compiled and captured passes have one shape: the images are put in the next larger one, beside what was there.
         size = self._size_for(len(images))

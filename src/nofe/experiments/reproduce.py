@@ -173,7 +173,7 @@ def _measure_kernels(configs: Sequence[RunConfig], workshop: Workshop) -> None:
             continue
         runtime.use_precision(config.precision)
         dataset = _dataset(_at(config, workshop))
-        with_kernels_chosen(config, dataset.classes, (len(dataset.train.labels), len(dataset.test.labels)), runtime)
+        with_kernels_chosen(config, dataset.classes, len(dataset.train.labels), runtime)
 
 
 def _at(config: RunConfig, workshop: Workshop) -> RunConfig:

@@ -30,7 +30,8 @@ KERNELS = ("together", "loop", "product", "winograd")
 BRANCHES = "branches"  # no kernel of a layer: the reference, branch by branch
 FILE = "kernels.json"
 LEAST_ROUNDS, MOST_ROUNDS = 5, 30  # in which the candidates take turns
-SECONDS_A_CANDIDATE = 0.4  # what they may take together, within these limits
+SECONDS_A_CANDIDATE = 0.4  # for all its rounds, within these limits
+LAUNCHES_ON_A_GPU = 10  # in a round: it runs behind the processor that launches
 HOPELESS = 2.0  # times slower than the best in the first round: not measured again
 CLEARLY = 0.95  # of the first candidate's time; what is not clearly faster is not worth another rounding
 log = logging.getLogger("nofe")
@@ -241,7 +242,8 @@ def _fastest(steps: dict[str, Callable[[], None]], runtime: Runtime) -> str:
         seconds[name] = [_time(step, runtime)]
     best = min(min(each) for each in seconds.values())
     hopeful = [name for name in steps if min(seconds[name]) < HOPELESS * best]
-    for _ in range(min(max(LEAST_ROUNDS, int(SECONDS_A_CANDIDATE / best)), MOST_ROUNDS)):
+    a_round = best * _launches(runtime)
+    for _ in range(min(max(LEAST_ROUNDS, int(SECONDS_A_CANDIDATE / a_round)), MOST_ROUNDS)):
         for name in hopeful:
             seconds[name].append(_time(steps[name], runtime))
     # The least of several: what disturbs a measurement makes it longer, never shorter.
@@ -281,4 +283,8 @@ def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, f
 
 
 def _time(step: Callable[[], None], runtime: Runtime) -> float:
-    return milliseconds(step, 10 if runtime.device.type == "cuda" else 1, runtime) / 1000
+    return milliseconds(step, _launches(runtime), runtime) / 1000
+
+
+def _launches(runtime: Runtime) -> int:
+    return LAUNCHES_ON_A_GPU if runtime.device.type == "cuda" else 1

@@ -21,7 +21,7 @@ from nofe.training.ranks import Ranks
 from nofe.training.recipe import rate_at
 from nofe.training.runtime import Interrupted, Runtime
 
-SHARE_OF_CHECKPOINTS = 0.02  # of the time of a run, at most, where nobody says how far apart they are
+SHARE_OF_CHECKPOINTS = 0.01  # of the time of a run, at most, where nobody says how far apart they are
 
 
 class Journal:

@@ -145,6 +145,8 @@ def train_epoch(
             taken[0] += 1
             state.images += batches.global_batch
             progress.advance(state, batches.global_batch)
+    while runtime.meanwhile:  # a GPU is still busy with the steps that were launched
+        runtime.meanwhile.pop()()
     averaged = state.average.statistics() if state.average else []
     runtime.ranks.average([state.totals, *running_statistics(state.model), *averaged])
     _require_finite(state, epoch)
