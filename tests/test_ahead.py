@@ -14,9 +14,8 @@ import torch
 
 from conftest import small_dataset, small_run
 from nofe import config as configuration
-from nofe import generalist, pipeline
+from nofe import pipeline
 from nofe.ahead import PARTS, Order, compile_experts, compiling_ahead
-from nofe.frozen import is_compiled
 from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, make_runtime
 
 SETTINGS = ("base.by=none", "generalist.epochs=1", "experts.epochs=2", "specialties.count=3")
@@ -50,7 +49,7 @@ def test_the_stage_finds_all_that_it_compiles(
     kernels: str, graphs: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOFE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nofe.frozen.IMAGES_WORTH_PREPARING", 1)
+    monkeypatch.setattr("nofe.frozen.IMAGES_WORTH_MEASURING", 1)
     config = small_run(*SETTINGS)
     for part in PARTS:
         torch._dynamo.reset()
@@ -116,20 +115,26 @@ def test_a_run_that_ends_early_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = make_runtime("cpu")
     with pytest.raises(KeyboardInterrupt), compiling_ahead(small_run(*SETTINGS), 4, (8, 4), runtime):
         raise KeyboardInterrupt
-    assert len(started) == 1, "evaluation is not compiled here"
+    assert len(started) == len(PARTS)
     assert all(process.returncode is not None for process in started)
 
 
-@pytest.mark.parametrize(("ended", "threads"), [("true", 1), ("false", 7)])
+class Ended(subprocess.Popen):  # type: ignore[type-arg]
+    """Compiles nothing, and ends with `code`."""
+
+    code = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(["sh", "-c", f"exit {self.code}"], **options)
+
+
+@pytest.mark.parametrize(("code", "threads"), [(0, 1), (1, 7)])
 def test_what_is_on_disk_is_read_without_more_processes(
-    ended: str, threads: int, monkeypatch: pytest.MonkeyPatch
+    code: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch._inductor.config as compiler
 
-    class Ended(subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__([ended], **options)
-
+    monkeypatch.setattr(Ended, "code", code)
     monkeypatch.setattr(subprocess, "Popen", Ended)
     with compiler.patch(compile_threads=7):
         with compiling_ahead(small_run(*SETTINGS), 4, (8, 4), make_runtime("cpu")) as wait:
@@ -138,29 +143,41 @@ def test_what_is_on_disk_is_read_without_more_processes(
         assert compiler.compile_threads == 7
 
 
-def test_a_short_evaluation_is_not_compiled() -> None:
-    compiling = Runtime(torch.device("cuda:0"), compile=True)
-    cifar, imagenet = (10_000, 28), (50_000, 227)
-    assert [is_compiled(compiling, *images) for images in (cifar, imagenet)] == [False, True]
-    assert not is_compiled(Runtime(torch.device("cuda:0"), compile=False), *imagenet)
-    assert is_compiled(Runtime(torch.device("cuda:0"), compile=True, compile_evaluation=True), *cifar)
+def test_what_was_rehearsed_is_not_compiled_again(
+    graphs: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    config, data = small_run(*SETTINGS), small_dataset()
+    counts = len(data.train.labels), len(data.test.labels)
+    runtime = make_runtime("cpu", compile=True, kernels="together")
+    with compiling_ahead(config, data.classes, counts, runtime) as wait:
+        wait()
+        before = torch.get_rng_state()
+        assert all(task() for task in runtime.meanwhile)
+        assert torch.equal(torch.get_rng_state(), before), "what the run draws is not touched"
+    assert not runtime.meanwhile
+    rehearsed = len(graphs)
+    of_stage = pipeline.train_experts
+
+    def from_here_on(*arguments: Any) -> Any:
+        graphs.clear()
+        return of_stage(*arguments)
+
+    monkeypatch.setattr(pipeline, "train_experts", from_here_on)
+    pipeline.train(config, tmp_path / "run", runtime=runtime, dataset=data)
+    assert rehearsed > 6
+    assert len(graphs) <= 3, "batches and losses, which are functions of a stage's own tensors"
 
 
-def test_the_compiler_is_imported_while_the_device_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the steps of the first epoch were launched, and once."""
-    happened: list[str] = []
-    runtime = make_runtime("cpu", kernels="together")
-    runtime.meanwhile.append(lambda: happened.append("imported"))
-    evaluate = generalist.accuracy
+def test_a_rehearsal_waits_for_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(Ended):
+        def poll(self) -> None:
+            return None
 
-    def noted(*arguments: Any) -> float:
-        happened.append("epoch done")
-        return evaluate(*arguments)
-
-    monkeypatch.setattr(generalist, "accuracy", noted)
-    config = small_run("base.by=none", "generalist.epochs=2", "until=specialties")
-    pipeline.train(config, tmp_path / "run", runtime=runtime, dataset=small_dataset())
-    assert happened == ["imported", "epoch done", "epoch done"]
+    monkeypatch.setattr(subprocess, "Popen", Busy)
+    runtime = make_runtime("cpu")
+    with compiling_ahead(small_run(*SETTINGS), 4, (8, 4), runtime):
+        assert [task() for task in runtime.meanwhile] == [True, False]
 
 
 def test_only_long_stages_on_a_gpu_are_compiled() -> None:

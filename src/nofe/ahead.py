@@ -1,8 +1,9 @@
 """Compile the experts in another process while the generalist trains, so that their stage need not wait for it.
 
 What torch.compile makes is kept on disk, under a key of what it was made from. Processes that build the same network,
-in the same precision, leave there what the stage will ask for: one takes a step with it and, where evaluation is
-compiled too, another evaluates it.
+in the same precision, leave there what the stage will ask for: one takes a step with it, another evaluates it. When
+they are done this process does the same, still while the GPU works for the generalist, so that the stage need not even
+read it.
 """
 
 import importlib
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,13 @@ from nofe.data.dataset import ImageSet
 from nofe.data.workers import cores
 from nofe.evaluation import accuracy
 from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.frozen import frozen, images_at_once, is_compiled
+from nofe.frozen import frozen, images_at_once, is_worth_measuring
 from nofe.specialties import random_balanced
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime, make_runtime
 
-PARTS = ("training", "evaluation")
+PARTS = ("training", "evaluation")  # each about half of the work
 PATIENCE_SECONDS = 120.0  # then the stage compiles what is missing itself
 log = logging.getLogger("nofe")
 
@@ -49,7 +50,6 @@ class Order:
     test_images: int
     device: str
     kernels: str
-    threads: int = 1  # to compile with
 
 
 @contextmanager
@@ -62,14 +62,15 @@ def compiling_ahead(
     """
     to_train_on, to_test_on = images
     crop = config.experts.augmentation.crop
-    parts = PARTS if is_compiled(runtime, to_test_on, crop) else PARTS[:1]
     quiet = subprocess.DEVNULL
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "nofe.ahead"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True
         )
-        for _ in parts
+        for _ in PARTS
     ]
+    orders: list[Order] = []
+    at_the_end = ExitStack()
 
     def wait() -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -79,35 +80,59 @@ def compiling_ahead(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        read_from_disk()
+
+    def read_from_disk() -> None:
+        """What they compiled, by this process: none to compile in need be started, and ended."""
         if all(process.returncode == 0 for process in processes):
-            # What is on disk is read by this process: none to compile in need be started, and ended.
             at_the_end.enter_context(importlib.import_module("torch._inductor.config").patch(compile_threads=1))
 
-    at_the_end = ExitStack()
+    def rehearse() -> bool:
+        if any(process.poll() is None for process in processes):
+            return False
+        read_from_disk()
+        if all(process.returncode == 0 for process in processes):
+            for order in orders:
+                _rehearse(order, runtime)
+        return True
+
     try:
         # While they start: they must build what the stage will build, and would measure while others use the device.
         network = with_kernels_chosen(config, classes, to_train_on, runtime)
-        for part, process in zip(parts, processes, strict=True):
-            if part == "evaluation":
+        for part, process in zip(PARTS, processes, strict=True):
+            if part == "evaluation" and is_worth_measuring(runtime, to_test_on, crop):
                 frozen(network, runtime, to_test_on, crop)
-            threads = max(1, cores() // len(parts))
-            order = Order(
-                part, configuration.to_json(config), classes, *images, str(runtime.device), runtime.kernels, threads
-            )
+            order = Order(part, configuration.to_json(config), classes, *images, str(runtime.device), runtime.kernels)
+            orders.append(order)
             assert process.stdin is not None
             with suppress(BrokenPipeError), process.stdin:  # one that failed at once
                 process.stdin.write(json.dumps(asdict(order)))
-        runtime.meanwhile.append(_import_compiler)  # which takes seconds
+        runtime.meanwhile += [_import_compiler, rehearse]
         yield wait
     finally:
+        runtime.meanwhile.clear()
         at_the_end.close()
         for process in processes:
             process.kill()
             process.wait()
 
 
-def _import_compiler() -> None:
-    importlib.import_module("torch._inductor.compile_fx")
+def _import_compiler() -> bool:
+    importlib.import_module("torch._inductor.compile_fx")  # takes seconds
+    return True
+
+
+def _rehearse(order: Order, runtime: Runtime) -> None:
+    """Here what others did: it is quick by now. Nothing of the run is touched, and if it fails nothing is lost."""
+    # It would measure beside a training.
+    searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        with torch.random.fork_rng(devices=[]):  # that of the device is in use
+            compile_experts(order, replace(runtime, compile=True, meanwhile=[]))
+    except Exception as error:  # a compiler has many
+        log.debug("rehearsing failed: %s", error)
+    finally:
+        torch.backends.cudnn.benchmark = searches
 
 
 def with_kernels_chosen(config: RunConfig, classes: int, images: int, runtime: Runtime) -> NetworkOfExperts:
@@ -134,7 +159,8 @@ def compile_experts(order: Order, runtime: Runtime) -> None:
         state = start_training("experts", network, recipe, config.seed, runtime)
         batches = batches_of(state, _zeros(order.train_images, size, runtime), runtime)
         objective = Objective(torch.arange(classes, device=runtime.device), smoothing=recipe.label_smoothing)
-        train_epoch(state, batches, objective, runtime, Silent(), until=1)
+        state.step = 1  # with the first of an epoch torch's generators are seeded, which a training may be using
+        train_epoch(state, batches, objective, runtime, Silent(), until=2)
     else:
         frozen(network, runtime, order.test_images, crop)
         at_once = images_at_once(runtime, crop)
@@ -151,8 +177,8 @@ def main() -> None:
     import torch._inductor.config as compiler
 
     _import_compiler()  # while the order is made
+    compiler.compile_threads = max(1, cores() // len(PARTS))
     order = Order(**json.loads(sys.stdin.read()))
-    compiler.compile_threads = order.threads
     trust(order.config["architecture"])
     runtime = make_runtime(order.device, compile=True, kernels=order.kernels)
     # What is compiled does not depend on cuDNN's choice, which would keep the device from the generalist for seconds.

@@ -258,7 +258,6 @@ def evaluate(
     if trust_code:
         _trust_code_of(run)
     runtime = make_runtime(device, compile=compile_)
-    runtime.compile_evaluation = compile_
     figures = evaluate_run(run, runtime, data_root, crops)
     print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
 

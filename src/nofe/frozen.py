@@ -16,11 +16,10 @@ from nofe.architectures.packing import freeze, pack_convolutions
 from nofe.training.launch import compile_blocks, launcher
 from nofe.training.runtime import Runtime
 
-SMALL_IMAGE = 64  # pixels a side; larger ones go in smaller batches
-# What an evaluation must have before it pays to find out which kernels are fastest, or to compile for it. A GPU looks
-# at so many pixels in about the time that this takes, though it may do so after each of sixty epochs.
-IMAGES_WORTH_PREPARING = 1_000  # on a processor
-PIXELS_WORTH_PREPARING = 200_000_000  # on a GPU
+# What an evaluation must have before it pays to find out which kernels are fastest: that takes seconds, and on a GPU
+# saves some hundredths of one for 10,000 small images.
+IMAGES_WORTH_MEASURING = 1_000  # on a processor
+PIXELS_WORTH_MEASURING = 200_000_000  # on a GPU
 _frozen: "WeakKeyDictionary[nn.Module, FrozenNetwork]" = WeakKeyDictionary()
 
 
@@ -35,21 +34,14 @@ def frozen(model: nn.Module, runtime: Runtime, images: int, crop: int) -> "Froze
 
 
 def images_at_once(runtime: Runtime, crop: int) -> int:
-    """A GPU wants many; a processor's cache holds few."""
+    """A GPU wants many, though with more than this cuDNN's search takes longer; a processor's cache holds few."""
+    return 48 if runtime.device.type == "cpu" else 500
+
+
+def is_worth_measuring(runtime: Runtime, images: int, crop: int) -> bool:
     if runtime.device.type == "cpu":
-        return 48
-    return 2000 if crop <= SMALL_IMAGE else 500
-
-
-def is_worth_preparing(runtime: Runtime, images: int, crop: int) -> bool:
-    if runtime.device.type == "cpu":
-        return images >= IMAGES_WORTH_PREPARING
-    return images * crop**2 >= PIXELS_WORTH_PREPARING
-
-
-def is_compiled(runtime: Runtime, images: int, crop: int) -> bool:
-    """The network that evaluates so many images: a short evaluation does without, also in a run that compiles."""
-    return bool(runtime.compile) and (runtime.compile_evaluation or is_worth_preparing(runtime, images, crop))
+        return images >= IMAGES_WORTH_MEASURING
+    return images * crop**2 >= PIXELS_WORTH_MEASURING
 
 
 class FrozenNetwork:
@@ -60,15 +52,14 @@ class FrozenNetwork:
         self.batch = at_once or images_at_once(runtime, crop)
         self._piece = min(self.batch, images_at_once(runtime, crop))
         self._runtime, self._crop = runtime, crop
-        self._compiled = is_compiled(runtime, images, crop)
         # With norms, in the form and with the kernels of its own; takes the weights from `model` at each refresh.
         self._whole = copy.deepcopy(model).eval().requires_grad_(False)
         self._whole.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         # What a processor makes of weights is kept from pass to pass. A compiler makes its own of them.
-        self._keeps = runtime.device.type == "cpu" and runtime.precision == "fp32" and not self._compiled
+        self._keeps = runtime.device.type == "cpu" and runtime.precision == "fp32" and not runtime.compile
         choose: Any = getattr(self._whole, "choose_kernels", None)
         if choose is not None:
-            how: Any = {"frozen": self._keeps, "may_measure": is_worth_preparing(runtime, images, crop)}
+            how: Any = {"frozen": self._keeps, "may_measure": is_worth_measuring(runtime, images, crop)}
             choose((min(self._piece, max(images, 1)), 3, crop, crop), runtime, training=False, **how)
         self._pairs = convolutions_with_norms(self._whole)
         self._network = copy.deepcopy(self._whole)
@@ -78,8 +69,7 @@ class FrozenNetwork:
         if self._keeps:
             pack_convolutions(self._network)
         self._fill()
-        if self._compiled:
-            compile_blocks(self._network, runtime)
+        compile_blocks(self._network, runtime)
         self._passes: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by the number of images
 
     def serves(self, runtime: Runtime, crop: int) -> bool:
@@ -106,7 +96,7 @@ class FrozenNetwork:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        if not (self._runtime.capture or self._compiled):
+        if not (self._runtime.capture or self._runtime.compile):
             return torch.cat([self._answers(piece) for piece in images.split(self._piece)]).float()
         # Compiled and captured passes have one shape: the images are put in the next larger one, beside what was there.
         size = self._size_for(len(images))

@@ -1,6 +1,8 @@
 """However a step is run, it is the same training."""
 
 import copy
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -432,3 +434,47 @@ def test_a_step_reads_the_batches_in_their_order() -> None:
         step()
     plan = batches.plan(0)
     assert torch.equal(torch.cat(seen), batches.images.labels[torch.from_numpy(plan.order)])
+
+
+class AsIfCaptured(CapturedStep):
+    """A processor captures nothing; from the third step on this one says that it did."""
+
+    threads: list[threading.Thread]
+
+    @property
+    def is_captured(self) -> bool:
+        return self._taken >= 3
+
+    def __call__(self) -> None:
+        self._taken += 1
+        self.threads.append(threading.current_thread())
+        self._step()
+
+
+def test_captured_steps_are_launched_while_something_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same training; what is to be done meanwhile is done by the thread that trains, until it says it is done."""
+    alone = losses(small_resnet(), ON_CPU)
+    asked: list[threading.Thread] = []
+
+    def third_time_lucky() -> bool:
+        asked.append(threading.current_thread())
+        return len(asked) == 3
+
+    AsIfCaptured.threads = []
+    monkeypatch.setattr("nofe.training.loop.launcher", lambda step, _: AsIfCaptured(step))
+    runtime = replace(ON_CPU, meanwhile=[third_time_lucky])
+    assert losses(small_resnet(), runtime, steps=7)[:6] == alone
+    here = threading.current_thread()
+    assert asked == [here] * 3
+    assert [thread is here for thread in AsIfCaptured.threads] == [True] * 3 + [False] * 3 + [True]
+    assert not runtime.meanwhile
+
+
+def test_a_step_that_fails_in_another_thread_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise ValueError("out of order")
+
+    usual = sys.getswitchinterval()
+    with pytest.raises(ValueError, match="out of order"):
+        launch.launch_while_preparing(fails, replace(ON_CPU, meanwhile=[lambda: True]))
+    assert sys.getswitchinterval() == usual

@@ -3,9 +3,11 @@
 Small networks keep a GPU waiting for the processor that launches their kernels; a captured step is one launch.
 """
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import MethodType
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ MODES = ("eager", "captured", "compiled", "compiled+captured")
 # Where torch.fx keeps modules by their path there is a plain nn.Module, which nobody calls.
 NEVER_CALLED = (nn.Module, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (nn.Sequential, *NEVER_CALLED)
+PREPARING_GIVES_WAY_AFTER = 0.0005  # seconds: to the thread that launches steps
 EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -42,6 +45,10 @@ class CapturedStep:
         self._taken = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    @property
+    def is_captured(self) -> bool:
+        return self._graph is not None
+
     def __call__(self) -> None:
         if self._graph is None and self._taken < EAGER_STEPS:
             self._taken += 1
@@ -60,6 +67,29 @@ class CapturedStep:
             while _left_for_after:
                 _left_for_after.pop()()
         self._graph.replay()
+
+
+def launch_while_preparing(steps: Callable[[], None], runtime: Runtime) -> None:
+    """Launch captured steps from another thread; this one does meanwhile what the runtime has to do.
+
+    Launching keeps a thread waiting for the GPU most of the time. What is prepared stays with this thread: the compiler
+    does not survive being used by two.
+    """
+
+    def launch() -> None:
+        if runtime.device.type == "cuda":
+            torch.cuda.set_device(runtime.device)
+        steps()
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(PREPARING_GIVES_WAY_AFTER)
+    try:
+        with ThreadPoolExecutor(1) as another:
+            launched = another.submit(launch)
+            runtime.meanwhile[:] = [task for task in runtime.meanwhile if not task()]
+            launched.result()
+    finally:
+        sys.setswitchinterval(usual)
 
 
 _left_for_after: list[Callable[[], object]] = []
@@ -114,6 +144,8 @@ def compile_blocks(model: nn.Module, runtime: Runtime) -> None:
     # the limit would run uncompiled.
     torch._dynamo.config.recompile_limit = 512
     torch._dynamo.config.accumulated_recompile_limit = 2048
+    # What is compiled ahead is kept whole, though its layout of gradients, below, is a function of our own.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     for part in model.children():
         _compile_parts(part, repeated)
 

@@ -17,7 +17,7 @@ from nofe.errors import RunError
 from nofe.streams import seed_for
 from nofe.training.average import MovingAverage
 from nofe.training.half import forward_of
-from nofe.training.launch import compile_blocks, compiled, launcher
+from nofe.training.launch import CapturedStep, compile_blocks, compiled, launch_while_preparing, launcher
 from nofe.training.mended import mend_pooling
 from nofe.training.optimizer import backward_and_step, optimizer_of, set_rate, weights_may_have_changed
 from nofe.training.progress import Progress
@@ -133,20 +133,26 @@ def train_epoch(
     state.model.train()
     if state.launch is None:
         state.launch = launcher(training_step(state, batches, objective, runtime), runtime)
-    with counting_steps_together(state.model) as taken:
+    launch = state.launch
+
+    def launch_steps() -> None:
         while state.step < stop and not runtime.stops_before(state.step):
             batches.feed()
             # Numbers of this step, put where the step reads them: nothing waits for the device.
             set_rate(state.optimizer, rate_at(state.recipe, state.step, batches.steps_per_epoch))
             if state.average:
                 state.average.before(state.step)
-            state.launch()
+            launch()
             state.step += 1
             taken[0] += 1
             state.images += batches.global_batch
             progress.advance(state, batches.global_batch)
-    while runtime.meanwhile:  # a GPU is still busy with the steps that were launched
-        runtime.meanwhile.pop()()
+
+    with counting_steps_together(state.model) as taken:
+        if runtime.meanwhile and isinstance(launch, CapturedStep) and launch.is_captured:
+            launch_while_preparing(launch_steps, runtime)
+        else:
+            launch_steps()
     averaged = state.average.statistics() if state.average else []
     runtime.ranks.average([state.totals, *running_statistics(state.model), *averaged])
     _require_finite(state, epoch)

@@ -50,7 +50,6 @@ class Runtime:
     precision: str = "fp32"
     compile: bool | None = False  # torch.compile; None: where the run is long enough to pay for it
     compile_ahead: bool = False  # the experts, by another process while the generalist trains
-    compile_evaluation: bool = False  # in any case, not only where there are images enough to pay for it
     capture: bool = False  # each training step is one CUDA graph
     kernels: str = "measure"  # of the experts: the fastest, or one of KERNELS without measuring
     # At least this long between two checkpoints; 0 is every epoch, None as often as costs little time.
@@ -59,7 +58,8 @@ class Runtime:
     workers: int = 0  # processes that decode images that are read while training; 0 is one a core
     ranks: Ranks = field(default_factory=Ranks)
     stop_signal: int | None = field(default=None)
-    meanwhile: list[Callable[[], object]] = field(default_factory=list)  # to do when a GPU has steps to work on
+    # To be done while a GPU works on steps: each is asked once an epoch, until it says that it is done.
+    meanwhile: list[Callable[[], bool]] = field(default_factory=list)
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "bf16":
