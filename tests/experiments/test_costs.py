@@ -67,7 +67,7 @@ def test_training_against_the_base_is_by_steps_of_one_file_and_epochs_of_the_rec
     folder.mkdir()
 
     def row(network: str, experts: int, milliseconds: float, **more: Any) -> dict[str, Any]:
-        shape = {"architecture": "vgg11-c100", "precision": "tf32", "batch": 128}
+        shape = {"architecture": "vgg11-c100", "precision": "bf16", "batch": 128}
         return shape | {"network": network, "experts": experts, "milliseconds": milliseconds} | more
 
     def write(name: str, date: str, rows: list[dict[str, Any]]) -> None:
@@ -104,6 +104,8 @@ def test_steps_are_read_from_tables_of_the_benchmark(tmp_path: Path) -> None:
     table = {"architecture": "resnet56-c100", "environment": {"date": "2026", "precision": "bf16"}, "timings": timings}
     (tmp_path / "nvidia-x").mkdir()
     (tmp_path / "nvidia-x" / "t.json").write_text(json.dumps(table))
+    losses = {"architecture": "resnet56-c100", "environment": {"precision": "bf16"}, "steps": 50, "compared": {}}
+    (tmp_path / "nvidia-x" / "losses.json").write_text(json.dumps(losses))
     [step] = steps_in(tmp_path)
     assert (step.milliseconds_of_base, step.milliseconds_of_experts) == (6.0, 7.0)
 

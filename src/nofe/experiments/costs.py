@@ -52,6 +52,8 @@ def steps_in(benchmarks: Path) -> list[Step]:
 
 def _steps_of(table: Mapping[str, Any]) -> dict[tuple[str, str, int, int, str], float]:
     """By architecture, precision, K, batch and network."""
+    if "compared" in table:  # losses, over so many steps
+        return {}
     steps = {
         (each["architecture"], each["precision"], each["experts"], each["batch"], each["network"]): each["milliseconds"]
         for each in table.get("steps", ())
