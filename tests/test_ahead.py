@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from conftest import small_dataset, small_run
 from nofe import config as configuration
 from nofe import pipeline
-from nofe.ahead import PARTS, Order, compile_experts, compiling_ahead
+from nofe.ahead import PARTS, CompilingAhead, Order, compile_experts
 from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, make_runtime
 
 SETTINGS = ("base.by=none", "generalist.epochs=1", "experts.epochs=2", "specialties.count=3")
@@ -74,16 +73,25 @@ def test_a_short_generalist_trains_uncompiled_while_the_experts_are_compiled(
 ) -> None:
     happened: list[str] = []
 
-    @contextmanager
-    def ahead(config: Any, classes: int, images: tuple[int, int], runtime: Runtime) -> Iterator[Callable[[], None]]:
-        happened.append(f"begun for {classes} classes, {images[0]} + {images[1]} images")
-        yield lambda: happened.append(f"waited for, {len(graphs)} compiled here")
+    class Noting(CompilingAhead):
+        def __enter__(self) -> "Noting":
+            happened.append("started")
+            return self
 
-    monkeypatch.setattr(pipeline, "compiling_ahead", ahead)
+        def begin(self) -> None:
+            happened.append(f"begun for {self._classes} classes, {self._images[0]} + {self._images[1]} images")
+
+        def wait(self) -> None:
+            happened.append(f"waited for, {len(graphs)} compiled here")
+
+        def __exit__(self, *_: object) -> None:
+            happened.append("ended")
+
+    monkeypatch.setattr(pipeline, "CompilingAhead", Noting)
     runtime = make_runtime("cpu", compile=True, kernels="together")
     runtime.compile_ahead = True
     pipeline.train(small_run(*SETTINGS), tmp_path / "run", runtime=runtime, dataset=small_dataset())
-    assert happened == ["begun for 8 classes, 160 + 80 images", "waited for, 0 compiled here"]
+    assert happened == ["started", "begun for 8 classes, 160 + 80 images", "waited for, 0 compiled here", "ended"]
     assert len(graphs) > 3
     assert runtime.compile
 
@@ -113,7 +121,7 @@ def test_a_run_that_ends_early_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "Popen", Noted)
     runtime = make_runtime("cpu")
-    with pytest.raises(KeyboardInterrupt), compiling_ahead(small_run(*SETTINGS), 4, (8, 4), runtime):
+    with pytest.raises(KeyboardInterrupt), CompilingAhead(small_run(*SETTINGS), 4, (8, 4), runtime):
         raise KeyboardInterrupt
     assert len(started) == len(PARTS)
     assert all(process.returncode is not None for process in started)
@@ -137,8 +145,8 @@ def test_what_is_on_disk_is_read_without_more_processes(
     monkeypatch.setattr(Ended, "code", code)
     monkeypatch.setattr(subprocess, "Popen", Ended)
     with compiler.patch(compile_threads=7):
-        with compiling_ahead(small_run(*SETTINGS), 4, (8, 4), make_runtime("cpu")) as wait:
-            wait()
+        with CompilingAhead(small_run(*SETTINGS), 4, (8, 4), make_runtime("cpu")) as ahead:
+            ahead.wait()
             assert compiler.compile_threads == threads
         assert compiler.compile_threads == 7
 
@@ -150,8 +158,9 @@ def test_what_was_rehearsed_is_not_compiled_again(
     config, data = small_run(*SETTINGS), small_dataset()
     counts = len(data.train.labels), len(data.test.labels)
     runtime = make_runtime("cpu", compile=True, kernels="together")
-    with compiling_ahead(config, data.classes, counts, runtime) as wait:
-        wait()
+    with CompilingAhead(config, data.classes, counts, runtime) as ahead:
+        ahead.begin()
+        ahead.wait()
         before = torch.get_rng_state()
         assert all(task() for task in runtime.meanwhile)
         assert torch.equal(torch.get_rng_state(), before), "what the run draws is not touched"
@@ -176,7 +185,8 @@ def test_a_rehearsal_waits_for_what_is_compiled(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(subprocess, "Popen", Busy)
     runtime = make_runtime("cpu")
-    with compiling_ahead(small_run(*SETTINGS), 4, (8, 4), runtime):
+    with CompilingAhead(small_run(*SETTINGS), 4, (8, 4), runtime) as ahead:
+        ahead.begin()
         assert [task() for task in runtime.meanwhile] == [True, False]
 
 

@@ -12,8 +12,7 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -52,73 +51,82 @@ class Order:
     kernels: str
 
 
-@contextmanager
-def compiling_ahead(
-    config: RunConfig, classes: int, images: tuple[int, int], runtime: Runtime
-) -> Iterator[Callable[[], None]]:
-    """Gives a function that waits for the end of it. `images` are how many to train on and to test on.
+class CompilingAhead:
+    """Other processes that compile the experts, from `begin` on; as a context: none is left when it ends.
 
-    If it fails nothing is lost but time: the stage compiles for itself, and says what is wrong.
+    `images` are how many to train on and to test on. If something fails nothing is lost but time: the stage compiles
+    for itself, and says what is wrong.
     """
-    to_train_on, to_test_on = images
-    crop = config.experts.augmentation.crop
-    quiet = subprocess.DEVNULL
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "nofe.ahead"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True
-        )
-        for _ in PARTS
-    ]
-    orders: list[Order] = []
-    at_the_end = ExitStack()
 
-    def wait() -> None:
+    def __init__(self, config: RunConfig, classes: int, images: tuple[int, int], runtime: Runtime) -> None:
+        self._config, self._classes, self._images, self._runtime = config, classes, images, runtime
+        self._orders: list[Order] = []
+        self._at_the_end = ExitStack()
+
+    def __enter__(self) -> "CompilingAhead":
+        """Starts them: they import for seconds before they want to know more."""
+        command, quiet = [sys.executable, "-m", "nofe.ahead"], subprocess.DEVNULL
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True) for _ in PARTS
+        ]
+        return self
+
+    def begin(self) -> None:
+        """Chooses kernels first: they must build what the stage will build, and would measure beside a training."""
+        config, runtime, (to_train_on, to_test_on) = self._config, self._runtime, self._images
+        crop = config.experts.augmentation.crop
+        network = with_kernels_chosen(config, self._classes, to_train_on, runtime)
+        for part, process in zip(PARTS, self._processes, strict=True):
+            if part == "evaluation" and is_worth_measuring(runtime, to_test_on, crop):
+                frozen(network, runtime, to_test_on, crop)
+            settings = configuration.to_json(config)
+            order = Order(part, settings, self._classes, *self._images, str(runtime.device), runtime.kernels)
+            self._orders.append(order)
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:  # one that failed at once
+                process.stdin.write(json.dumps(asdict(order)))
+        runtime.meanwhile += [_import_compiler, self._rehearse]
+
+    def wait(self) -> None:
+        """For the end of it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        for process in processes:
+        for process in self._processes:
             try:
                 log.debug("compiling ahead ended with %d", process.wait(deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        read_from_disk()
+        if self._succeeded():
+            self._read_from_disk()
 
-    def read_from_disk() -> None:
-        """What they compiled, by this process: none to compile in need be started, and ended."""
-        if all(process.returncode == 0 for process in processes):
-            at_the_end.enter_context(importlib.import_module("torch._inductor.config").patch(compile_threads=1))
-
-    def rehearse() -> bool:
-        if any(process.poll() is None for process in processes):
+    def _rehearse(self) -> bool:
+        """When they are done."""
+        if any(process.poll() is None for process in self._processes):
             return False
-        read_from_disk()
-        if all(process.returncode == 0 for process in processes):
-            for order in orders:
-                _rehearse(order, runtime)
+        if self._succeeded():
+            self._read_from_disk()
+            for order in self._orders:
+                _rehearse(order, self._runtime)
         return True
 
-    try:
-        # While they start: they must build what the stage will build, and would measure while others use the device.
-        network = with_kernels_chosen(config, classes, to_train_on, runtime)
-        for part, process in zip(PARTS, processes, strict=True):
-            if part == "evaluation" and is_worth_measuring(runtime, to_test_on, crop):
-                frozen(network, runtime, to_test_on, crop)
-            order = Order(part, configuration.to_json(config), classes, *images, str(runtime.device), runtime.kernels)
-            orders.append(order)
-            assert process.stdin is not None
-            with suppress(BrokenPipeError), process.stdin:  # one that failed at once
-                process.stdin.write(json.dumps(asdict(order)))
-        runtime.meanwhile += [_import_compiler, rehearse]
-        yield wait
-    finally:
-        runtime.meanwhile.clear()
-        at_the_end.close()
-        for process in processes:
+    def _succeeded(self) -> bool:
+        return all(process.returncode == 0 for process in self._processes)
+
+    def _read_from_disk(self) -> None:
+        """What they compiled, by this process: none to compile in need be started, and ended."""
+        self._at_the_end.enter_context(importlib.import_module("torch._inductor.config").patch(compile_threads=1))
+
+    def __exit__(self, *_: object) -> None:
+        self._runtime.meanwhile.clear()
+        self._at_the_end.close()
+        for process in self._processes:
             process.kill()
             process.wait()
 
 
 def _import_compiler() -> bool:
-    importlib.import_module("torch._inductor.compile_fx")  # takes seconds
+    with suppress(ImportError):  # the stage will say what is missing
+        importlib.import_module("torch._inductor.compile_fx")  # takes seconds
     return True
 
 
@@ -128,7 +136,8 @@ def _rehearse(order: Order, runtime: Runtime) -> None:
     searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
         with torch.random.fork_rng(devices=[]):  # that of the device is in use
-            compile_experts(order, replace(runtime, compile=True, meanwhile=[]))
+            kernels = "known" if runtime.kernels == "measure" else runtime.kernels  # all are chosen
+            compile_experts(order, replace(runtime, compile=True, kernels=kernels, meanwhile=[]))
     except Exception as error:  # a compiler has many
         log.debug("rehearsing failed: %s", error)
     finally:
@@ -168,6 +177,14 @@ def compile_experts(order: Order, runtime: Runtime) -> None:
         accuracy(network, _zeros(tested, size, runtime), crop, runtime)
 
 
+def _start_compiling_processes() -> None:
+    """Torch starts them with the first graph, and compiles one kernel after another until they are there."""
+    _import_compiler()
+    start = getattr(importlib.import_module("torch._inductor.async_compile"), "maybe_warm_pool", None)
+    if start is not None:
+        start()
+
+
 def _zeros(count: int, size: int, runtime: Runtime) -> DeviceImages:
     images = ImageSet(np.zeros((count, 3, size, size), dtype=np.uint8), np.zeros(count, dtype=np.int64))
     return DeviceImages(images, np.zeros((3, size, size), dtype=np.float32), runtime.device)
@@ -176,8 +193,8 @@ def _zeros(count: int, size: int, runtime: Runtime) -> DeviceImages:
 def main() -> None:
     import torch._inductor.config as compiler
 
-    _import_compiler()  # while the order is made
     compiler.compile_threads = max(1, cores() // len(PARTS))
+    _start_compiling_processes()  # while the order is made
     order = Order(**json.loads(sys.stdin.read()))
     trust(order.config["architecture"])
     runtime = make_runtime(order.device, compile=True, kernels=order.kernels)

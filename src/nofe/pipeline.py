@@ -13,7 +13,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from torch import nn
 
 from nofe import config as configuration
 from nofe import runs
-from nofe.ahead import compiling_ahead
+from nofe.ahead import CompilingAhead
 from nofe.architectures import Architecture, Classifier, architecture_named, parameter_count
 from nofe.architectures.pretrained import read_weights, start_from
 from nofe.classifier import train_classifier
@@ -96,20 +96,22 @@ def train(
                 readable = without_unreadable(config, listed, run, ranks)
                 images = ranks.each(lambda: held_out(config, readable))
                 task = prepare(config, images, run, runtime, progress)
-            progress.say(sizes_in_words(sizes_before_training(task)))
             for stage in ranks.first(lambda: adopt(run, config, donors)):
                 progress.say(f"{stage}: taken from another run")
-            with ExitStack() as at_the_end:
-                with spent.on("choosing kernels"):
-                    compiled = at_the_end.enter_context(experts_compiled_ahead(task))
+            with experts_compiled_ahead(task) as ahead:
+                progress.say(sizes_in_words(sizes_before_training(task)))
+                if ahead:
+                    with spent.on("choosing kernels"):
+                        ahead.begin()
                 with spent.on("base"):
                     networks: dict[str, nn.Module] = dict(train_bases(task))
                 if config.until != "base":
                     with spent.on("generalist"), runtime.compiling(is_generalist_compiled(task)):
                         networks["generalist"], specialties = learn_specialties(task, networks)
                 if config.until == "experts":
-                    with spent.on("waiting for the compiler"):
-                        compiled()
+                    if ahead:
+                        with spent.on("waiting for the compiler"):
+                            ahead.wait()
                     with spent.on("experts"):
                         networks["experts"] = train_experts(task, networks["generalist"], specialties)
             with spent.on("testing"):
@@ -284,16 +286,13 @@ def longest_stage(config: RunConfig, images: int) -> int:
     return max(recipe.epochs * (images // recipe.batch) for recipe in recipes)
 
 
-@contextmanager
-def experts_compiled_ahead(task: Task) -> Iterator[Callable[[], None]]:
-    """Where the runtime wants it, and they are still to be trained; gives a function that waits for it."""
+def experts_compiled_ahead(task: Task) -> AbstractContextManager[CompilingAhead | None]:
+    """Where the runtime wants it, and they are still to be trained."""
     wanted = task.config.until == "experts" and not task.run.has(runs.NETWORK)
     if not (task.runtime.compile_ahead and wanted) or isinstance(task.dataset.train, StoredImages):
-        yield lambda: None
-        return
+        return nullcontext()
     images = len(task.train), len(task.test)
-    with compiling_ahead(task.config, task.classes, images, task.runtime) as wait:
-        yield wait
+    return CompilingAhead(task.config, task.classes, images, task.runtime)
 
 
 def is_generalist_compiled(task: Task) -> bool:
