@@ -346,6 +346,22 @@ def test_a_captured_step_is_the_same_training(precision: str) -> None:
     )
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a CUDA device")
+def test_a_captured_step_is_the_same_while_others_take_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = Runtime(torch.device("cuda:0"), capture=True)
+    alone = losses(small_resnet(), captured, steps=12)
+    beside: list[list[float]] = []
+
+    def train_another() -> bool:
+        beside.append(losses(small_resnet(), replace(captured, capture=False, compile=True, meanwhile=[]), steps=2))
+        return True
+
+    np.testing.assert_allclose(
+        losses(small_resnet(), replace(captured, meanwhile=[train_another]), steps=12), alone, rtol=2e-2
+    )
+    np.testing.assert_allclose(beside, [alone[:2]], rtol=2e-2)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is one of a GPU")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("capture", [False, True])
