@@ -6,18 +6,20 @@ they are done this process does the same, still while the GPU works for the gene
 read it.
 """
 
+import gc
 import importlib
 import json
 import logging
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from nofe import config as configuration
 from nofe.architectures.zoo import trust
@@ -61,14 +63,19 @@ class CompilingAhead:
     def __init__(self, config: RunConfig, classes: int, images: tuple[int, int], runtime: Runtime) -> None:
         self._config, self._classes, self._images, self._runtime = config, classes, images, runtime
         self._orders: list[Order] = []
-        self._at_the_end = ExitStack()
+        self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "CompilingAhead":
         """Starts them: they import for seconds before they want to know more."""
         command, quiet = [sys.executable, "-m", "nofe.ahead"], subprocess.DEVNULL
-        self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True) for _ in PARTS
-        ]
+        try:
+            for _ in PARTS:
+                self._processes.append(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True)
+                )
+        except OSError:
+            self.__exit__()
+            raise
         return self
 
     def begin(self) -> None:
@@ -76,49 +83,41 @@ class CompilingAhead:
         config, runtime, (to_train_on, to_test_on) = self._config, self._runtime, self._images
         crop = config.experts.augmentation.crop
         network = with_kernels_chosen(config, self._classes, to_train_on, runtime)
+        settings = configuration.to_json(config)
         for part, process in zip(PARTS, self._processes, strict=True):
             if part == "evaluation" and is_worth_measuring(runtime, to_test_on, crop):
                 frozen(network, runtime, to_test_on, crop)
-            settings = configuration.to_json(config)
             order = Order(part, settings, self._classes, *self._images, str(runtime.device), runtime.kernels)
             self._orders.append(order)
             assert process.stdin is not None
             with suppress(BrokenPipeError), process.stdin:  # one that failed at once
                 process.stdin.write(json.dumps(asdict(order)))
-        runtime.meanwhile += [_import_compiler, self._rehearse]
+        runtime.meanwhile.append(_import_compiler)
+        if not _draws(network):
+            runtime.meanwhile.append(self._rehearse)
 
     def wait(self) -> None:
         """For the end of it."""
+        self._runtime.meanwhile.clear()
         deadline = time.monotonic() + PATIENCE_SECONDS
         for process in self._processes:
             try:
                 log.debug("compiling ahead ended with %d", process.wait(deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-        if self._succeeded():
-            self._read_from_disk()
 
     def _rehearse(self) -> bool:
         """When they are done."""
         if any(process.poll() is None for process in self._processes):
             return False
-        if self._succeeded():
-            self._read_from_disk()
+        if all(process.returncode == 0 for process in self._processes):
             for order in self._orders:
-                _rehearse(order, self._runtime)
+                if not self._runtime.stop_signal:
+                    _rehearse(order, self._runtime)
         return True
-
-    def _succeeded(self) -> bool:
-        return all(process.returncode == 0 for process in self._processes)
-
-    def _read_from_disk(self) -> None:
-        """What they compiled, by this process: none to compile in need be started, and ended."""
-        self._at_the_end.enter_context(importlib.import_module("torch._inductor.config").patch(compile_threads=1))
 
     def __exit__(self, *_: object) -> None:
         self._runtime.meanwhile.clear()
-        self._at_the_end.close()
         for process in self._processes:
             process.kill()
             process.wait()
@@ -130,18 +129,27 @@ def _import_compiler() -> bool:
     return True
 
 
+def _draws(network: nn.Module) -> bool:
+    """Whether it drops something. The compiler puts the device's generator back to where it was before it compiled:
+    steps that drew from it meanwhile would drop the same again."""
+    return any("Drop" in type(module).__name__ for module in network.modules())
+
+
 def _rehearse(order: Order, runtime: Runtime) -> None:
     """Here what others did: it is quick by now. Nothing of the run is touched, and if it fails nothing is lost."""
     # It would measure beside a training.
     searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    one_thread = importlib.import_module("torch._inductor.config").patch(compile_threads=1)
     try:
-        with torch.random.fork_rng(devices=[]):  # that of the device is in use
+        # All is on disk: no processes to compile in need be started. The device's generator is in use.
+        with one_thread, torch.random.fork_rng(devices=[]):
             kernels = "known" if runtime.kernels == "measure" else runtime.kernels  # all are chosen
             compile_experts(order, replace(runtime, compile=True, kernels=kernels, meanwhile=[]))
     except Exception as error:  # a compiler has many
         log.debug("rehearsing failed: %s", error)
     finally:
         torch.backends.cudnn.benchmark = searches
+        gc.collect()  # a network and its compiled parts hold each other, and much of the device's memory
 
 
 def with_kernels_chosen(config: RunConfig, classes: int, images: int, runtime: Runtime) -> NetworkOfExperts:
@@ -172,7 +180,7 @@ def compile_experts(order: Order, runtime: Runtime) -> None:
         train_epoch(state, batches, objective, runtime, Silent(), until=2)
     else:
         frozen(network, runtime, order.test_images, crop)
-        at_once = images_at_once(runtime, crop)
+        at_once = images_at_once(runtime)
         tested = min(order.test_images, at_once + order.test_images % at_once)  # a whole batch and the rest
         accuracy(network, _zeros(tested, size, runtime), crop, runtime)
 

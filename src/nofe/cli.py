@@ -257,8 +257,7 @@ def evaluate(
 
     if trust_code:
         _trust_code_of(run)
-    runtime = make_runtime(device, compile=compile_)
-    figures = evaluate_run(run, runtime, data_root, crops)
+    figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root, crops)
     print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
 
 

@@ -33,7 +33,7 @@ def frozen(model: nn.Module, runtime: Runtime, images: int, crop: int) -> "Froze
     return ready
 
 
-def images_at_once(runtime: Runtime, crop: int) -> int:
+def images_at_once(runtime: Runtime) -> int:
     """A GPU wants many, though with more than this cuDNN's search takes longer; a processor's cache holds few."""
     return 48 if runtime.device.type == "cpu" else 500
 
@@ -49,8 +49,8 @@ class FrozenNetwork:
 
     def __init__(self, model: nn.Module, runtime: Runtime, images: int, crop: int, at_once: int | None = None) -> None:
         # Whatever the number of images: how many go together shows in the last bits of their logits.
-        self.batch = at_once or images_at_once(runtime, crop)
-        self._piece = min(self.batch, images_at_once(runtime, crop))
+        self.batch = at_once or images_at_once(runtime)
+        self._piece = min(self.batch, images_at_once(runtime))
         self._runtime, self._crop = runtime, crop
         # With norms, in the form and with the kernels of its own; takes the weights from `model` at each refresh.
         self._whole = copy.deepcopy(model).eval().requires_grad_(False)

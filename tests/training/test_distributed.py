@@ -62,7 +62,7 @@ def command_line(images: Path, *more: str) -> list[str]:
 def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the ranks are told by `alike_everywhere`; put back after each test."""
     monkeypatch.setattr(program.pipeline, "report_if_possible", lambda run: None)
-    monkeypatch.setattr(program.frozen, "images_at_once", lambda runtime, crop: 7)
+    monkeypatch.setattr(program.frozen, "images_at_once", lambda runtime: 7)
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,26 @@ FLATTENINGS = {torch.flatten, "flatten"}
 LEAVES = (*CHANNEL_BY_CHANNEL, *RANDOM, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.Flatten, AcrossChannelLRN)
 
 
+class AlikeGraph(fx.GraphModule):
+    """Graphs of the same code have one class: what torch compiled for one of them serves the others.
+
+    torch.fx makes a class for each, and the compiler looks at it. The graph is not changed any more.
+    """
+
+    def __init__(self, root: Any, graph: fx.Graph, *more: Any) -> None:
+        super().__init__(root, graph, *more)
+        code = self.graph.python_code("self")
+        same = (code.src, tuple((name, id(value)) for name, value in code.globals.items()))
+        self.__class__ = _class_of_code.setdefault(same, type(self))
+
+    @classmethod
+    def _deepcopy_init(cls) -> Any:
+        return AlikeGraph.__init__
+
+
+_class_of_code: dict[tuple[str, tuple[tuple[str, int], ...]], type[AlikeGraph]] = {}
+
+
 class FusedExperts(nn.Module):
     """Features (N, D, h, w) to logits (N, C) in slot order, with the parameters of all experts stacked.
 
@@ -184,7 +204,7 @@ class _Walk:
                 raise NotFusable(f"{node.op} {node.target}")
         if not self.outputs:
             raise NotFusable("no convolution or linear layer")
-        return fx.GraphModule(self.root, self.graph)
+        return AlikeGraph(self.root, self.graph)
 
     @property
     def is_ragged(self) -> bool:

@@ -29,7 +29,7 @@ from nofe.training.runtime import Runtime, cache_folder, device_name
 KERNELS = ("together", "loop", "product", "winograd")
 BRANCHES = "branches"  # no kernel of a layer: the reference, branch by branch
 FILE = "kernels.json"
-LEAST_ROUNDS, MOST_LAUNCHES = 5, 100  # in rounds the candidates take turns
+LEAST_ROUNDS, MOST_ROUNDS = 5, 30  # in which the candidates take turns
 SECONDS_A_CANDIDATE = 0.4  # for all its rounds, within these limits
 LAUNCHES_ON_A_GPU = 10  # in a round: it runs behind the processor that launches
 HOPELESS = 2.0  # times slower than the best in the first round: not measured again
@@ -242,8 +242,8 @@ def _fastest(steps: dict[str, Callable[[], None]], runtime: Runtime) -> str:
         seconds[name] = [_time(step, runtime)]
     best = min(min(each) for each in seconds.values())
     hopeful = [name for name in steps if min(seconds[name]) < HOPELESS * best]
-    launches = min(int(SECONDS_A_CANDIDATE / best), MOST_LAUNCHES)
-    for _ in range(max(LEAST_ROUNDS, launches // _launches(runtime))):
+    a_round = best * _launches(runtime)
+    for _ in range(min(max(LEAST_ROUNDS, int(SECONDS_A_CANDIDATE / a_round)), MOST_ROUNDS)):
         for name in hopeful:
             seconds[name].append(_time(steps[name], runtime))
     # The least of several: what disturbs a measurement makes it longer, never shorter.

@@ -73,13 +73,14 @@ def launch_while_preparing(steps: Callable[[], None], runtime: Runtime) -> None:
     """Launch captured steps from another thread; this one does meanwhile what the runtime has to do.
 
     Launching keeps a thread waiting for the GPU most of the time. What is prepared stays with this thread: the compiler
-    does not survive being used by two.
+    does not survive being used by two, nor would it survive modules that are called beside it.
     """
 
+    stream = torch.cuda.current_stream(runtime.device) if runtime.device.type == "cuda" else None
+
     def launch() -> None:
-        if runtime.device.type == "cuda":
-            torch.cuda.set_device(runtime.device)
-        steps()
+        with torch.cuda.stream(stream):  # of this thread; and its device
+            steps()
 
     usual = sys.getswitchinterval()
     sys.setswitchinterval(PREPARING_GIVES_WAY_AFTER)
