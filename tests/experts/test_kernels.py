@@ -195,6 +195,25 @@ def test_the_reference_runs_where_it_is_fastest(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(network.eval()(features), reference.eval()(features))
 
 
+def test_on_a_gpu_the_reference_is_measured_only_where_some_layer_runs_in_a_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reference, fused = pair("small", BALANCED)
+    features = torch.randn(2, *FEATURES["small"], dtype=torch.float64)
+    assert isinstance(fused.experts, FusedExperts)
+    assert isinstance(reference.experts, Branches)
+    monkeypatch.setattr(kernels, "_fastest", lambda *_: kernels.BRANCHES)
+    monkeypatch.setattr(kernels, "_step", lambda *_: lambda: None)
+    monkeypatch.setattr(kernels, "device_name", lambda device: "a GPU")
+    on_gpu = Runtime(torch.device("cuda:0"))
+    for kernel, is_fused in (("together", True), ("loop", False)):
+        pin_kernels(fused.experts, kernel)
+        choice, _ = kernels.faster_than_branches(
+            fused.experts, reference.experts, features, on_gpu, training=True, remembered=Choices()
+        )
+        assert choice == is_fused
+
+
 def test_the_chosen_layout_outlives_a_move_of_the_network() -> None:
     experts = experts_of("vgg11-c100")
     for layer in (module for module in experts.modules() if isinstance(module, StackedLayer)):
