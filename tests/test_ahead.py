@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from conftest import small_dataset, small_run
 from nofe import config as configuration
 from nofe import pipeline
-from nofe.ahead import PARTS, CompilingAhead, Order, compile_experts
+from nofe.ahead import PARTS, CompilingAhead, Order, _draws, compile_experts
 from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, make_runtime
 
 SETTINGS = ("base.by=none", "generalist.epochs=1", "experts.epochs=2", "specialties.count=3")
@@ -210,6 +212,29 @@ def test_a_network_that_drops_is_not_rehearsed(monkeypatch: pytest.MonkeyPatch) 
         with CompilingAhead(config, 4, (8, 4), runtime) as ahead:
             ahead.begin()
             assert len(runtime.meanwhile) == tasks
+
+
+class DropsByFunction(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return F.dropout(images, 0.5, self.training)
+
+
+def test_whatever_draws_is_noticed() -> None:
+    from torchvision.ops import StochasticDepth
+
+    runtime = make_runtime("cpu")
+    networks: tuple[tuple[nn.Module, bool], ...] = (
+        (nn.Conv2d(3, 4, 3), False),
+        (nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()), False),
+        (nn.Dropout(0.5), True),
+        (DropsByFunction(), True),
+        (StochasticDepth(0.1, "row"), True),
+        (nn.RReLU(), True),
+    )
+    before = torch.get_rng_state()
+    for network, draws in networks:
+        assert _draws(network, 8, runtime) == draws
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_no_process_is_left_when_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

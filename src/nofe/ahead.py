@@ -33,7 +33,7 @@ from nofe.frozen import frozen, images_at_once, is_worth_measuring
 from nofe.specialties import random_balanced
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
-from nofe.training.runtime import Runtime, make_runtime
+from nofe.training.runtime import Runtime, cudnn_not_searching, make_runtime
 
 PARTS = ("training", "evaluation")  # each about half of the work
 PATIENCE_SECONDS = 120.0  # then the stage compiles what is missing itself
@@ -93,7 +93,7 @@ class CompilingAhead:
             with suppress(BrokenPipeError), process.stdin:  # one that failed at once
                 process.stdin.write(json.dumps(asdict(order)))
         runtime.meanwhile.append(_import_compiler)
-        if not _draws(network):
+        if not _draws(network, crop, runtime):
             runtime.meanwhile.append(self._rehearse)
 
     def wait(self) -> None:
@@ -129,26 +129,32 @@ def _import_compiler() -> bool:
     return True
 
 
-def _draws(network: nn.Module) -> bool:
-    """Whether it drops something. The compiler puts the device's generator back to where it was before it compiled:
-    steps that drew from it meanwhile would drop the same again."""
-    return any("Drop" in type(module).__name__ for module in network.modules())
+def _draws(network: nn.Module, crop: int, runtime: Runtime) -> bool:
+    """Whether it draws when it is trained, as dropout does, which is tried.
+
+    The compiler puts the device's generator back to where it was before it compiled: steps that drew from it meanwhile
+    would draw the same again.
+    """
+    on_gpu = runtime.device.type == "cuda"
+    images = torch.zeros(2, 3, crop, crop, device=runtime.device)
+    with torch.random.fork_rng([runtime.device] if on_gpu else []), torch.no_grad(), cudnn_not_searching():
+        before = torch.cuda.get_rng_state(runtime.device) if on_gpu else torch.get_rng_state()
+        network.train()(images)
+        after = torch.cuda.get_rng_state(runtime.device) if on_gpu else torch.get_rng_state()
+    return not torch.equal(before, after)
 
 
 def _rehearse(order: Order, runtime: Runtime) -> None:
     """Here what others did: it is quick by now. Nothing of the run is touched, and if it fails nothing is lost."""
-    # It would measure beside a training.
-    searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     one_thread = importlib.import_module("torch._inductor.config").patch(compile_threads=1)
     try:
         # All is on disk: no processes to compile in need be started. The device's generator is in use.
-        with one_thread, torch.random.fork_rng(devices=[]):
+        with one_thread, torch.random.fork_rng(devices=[]), cudnn_not_searching():
             kernels = "known" if runtime.kernels == "measure" else runtime.kernels  # all are chosen
             compile_experts(order, replace(runtime, compile=True, kernels=kernels, meanwhile=[]))
     except Exception as error:  # a compiler has many
         log.debug("rehearsing failed: %s", error)
     finally:
-        torch.backends.cudnn.benchmark = searches
         gc.collect()  # a network and its compiled parts hold each other, and much of the device's memory
 
 
@@ -179,7 +185,6 @@ def compile_experts(order: Order, runtime: Runtime) -> None:
         state.step = 1  # with the first of an epoch torch's generators are seeded, which a training may be using
         train_epoch(state, batches, objective, runtime, Silent(), until=2)
     else:
-        frozen(network, runtime, order.test_images, crop)
         at_once = images_at_once(runtime)
         tested = min(order.test_images, at_once + order.test_images % at_once)  # a whole batch and the rest
         accuracy(network, _zeros(tested, size, runtime), crop, runtime)

@@ -29,9 +29,9 @@ class Recipes:
     precision: str = "auto"
 
 
-# Activations are as large as pixels, 0..255, in networks that nothing normalises, and bfloat16 has eight bits. By the
-# table `precision` of `nofe reproduce` AlexNet-C100 loses nothing that three seeds would show, and gains no time: the
-# small ones keep TF32, VGG11 and NIN train in bfloat16.
+# Activations are as large as pixels, 0..255, in networks that nothing normalises, and bfloat16 has eight bits: the
+# small ones, whose runs it makes no shorter (`seconds` in results/), keep TF32. The table `precision` of `nofe
+# reproduce` shows what it costs.
 NOT_NORMALISED = "tf32"
 
 # AlexNet-Quick mirrors in its generalist only, as in the release.

@@ -111,8 +111,7 @@ def _fill(
     rate: tuple[float, float],
     decay: tuple[float, float],
 ) -> None:
-    if not layer.weight.is_meta:  # where nothing is drawn: torch would first import its compiler, for seconds
-        filler(layer.weight)
+    filler(layer.weight)
     multipliers = {"weight": Multipliers(rate[0], decay[0])}
     if layer.bias is not None and bias is not None:
         nn.init.constant_(layer.bias, bias)

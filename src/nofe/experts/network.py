@@ -15,7 +15,7 @@ from nofe.experts import kernels
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
 from nofe.specialties import Specialties
-from nofe.training.runtime import Runtime
+from nofe.training.runtime import Runtime, cudnn_not_searching
 
 ROUNDING = 0.02  # of the largest logit: TensorFloat-32 through a few layers
 log = logging.getLogger("nofe")
@@ -112,16 +112,13 @@ class NetworkOfExperts(WithTrunk):
         features = features.to(next(self.experts.parameters()).dtype)  # which autocast may have made bfloat16
         was_training = self.experts.training
         branches.eval(), self.experts.eval()
-        # For a single pass cuDNN need not search for its fastest kernels, which takes longer than all the rest.
-        searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
         try:
-            with torch.no_grad():
+            with torch.no_grad(), cudnn_not_searching():
                 expected = branches(features)
                 apart = float((self.experts(features) - expected).abs().max())
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             return f"they fail ({first_line(error)})"
         finally:
-            torch.backends.cudnn.benchmark = searches
             self.experts.train(was_training)
         largest = float(expected.abs().max())
         return f"they differ (by {apart:.2g} of {largest:.2g})" if apart > ROUNDING * largest else None

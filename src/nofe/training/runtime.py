@@ -168,6 +168,16 @@ def make_runtime(
     return runtime
 
 
+@contextmanager
+def cudnn_not_searching() -> Iterator[None]:
+    """For a pass or two, which take less time than its search, or beside a training, which the search would disturb."""
+    searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = searches
+
+
 def require_precision(precision: str) -> None:
     if precision not in PRECISIONS:
         raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")
