@@ -54,6 +54,8 @@ def torchrun(*arguments: str | Path, cwd: Path, ranks: int = 2, restarts: int = 
 
 
 def command_line(images: Path, *more: str) -> list[str]:
+    """With a checkpoint after every epoch, so that a stage can be ended between its first one and its end."""
+    more = ("--checkpoint-seconds", "0", *more)
     settings = [word for name, value in program.SETTINGS.items() for word in ("--set", f"{name}={value}")]
     return ["train", "--dataset", f"folder:{images}", "--architecture", "alexnet-quick-c100", *settings, *more]
 
