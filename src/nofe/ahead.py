@@ -2,7 +2,7 @@
 
 What torch.compile makes is kept on disk, under a key of what it was made from. Processes that build the same network,
 in the same precision, leave there what the stage will ask for: one takes a step with it, another evaluates it. When
-they are done this process does the same, still while the GPU works for the generalist, so that the stage need not even
+one is done this process does the same, still while the GPU works for the generalist, so that the stage need not even
 read it.
 """
 
@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,6 @@ class CompilingAhead:
 
     def __init__(self, config: RunConfig, classes: int, images: tuple[int, int], runtime: Runtime) -> None:
         self._config, self._classes, self._images, self._runtime = config, classes, images, runtime
-        self._orders: list[Order] = []
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "CompilingAhead":
@@ -83,18 +83,20 @@ class CompilingAhead:
         config, runtime, (to_train_on, to_test_on) = self._config, self._runtime, self._images
         crop = config.experts.augmentation.crop
         network = with_kernels_chosen(config, self._classes, to_train_on, runtime)
-        settings = configuration.to_json(config)
+        settings, orders = configuration.to_json(config), []
         for part, process in zip(PARTS, self._processes, strict=True):
             if part == "evaluation" and is_worth_measuring(runtime, to_test_on, crop):
                 frozen(network, runtime, to_test_on, crop)
             order = Order(part, settings, self._classes, *self._images, str(runtime.device), runtime.kernels)
-            self._orders.append(order)
+            orders.append(order)
             assert process.stdin is not None
             with suppress(BrokenPipeError), process.stdin:  # one that failed at once
                 process.stdin.write(json.dumps(asdict(order)))
         runtime.meanwhile.append(_import_compiler)
         if not _draws(network, crop, runtime):
-            runtime.meanwhile.append(self._rehearse)
+            runtime.meanwhile.extend(
+                partial(self._rehearse, order, of) for order, of in zip(orders, self._processes, strict=True)
+            )
 
     def wait(self) -> None:
         """For the end of it."""
@@ -106,14 +108,12 @@ class CompilingAhead:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def _rehearse(self) -> bool:
-        """When they are done."""
-        if any(process.poll() is None for process in self._processes):
+    def _rehearse(self, order: Order, process: subprocess.Popen[str]) -> bool:
+        """When it is done."""
+        if process.poll() is None:
             return False
-        if all(process.returncode == 0 for process in self._processes):
-            for order in self._orders:
-                if not self._runtime.stop_signal:
-                    _rehearse(order, self._runtime)
+        if process.returncode == 0 and not self._runtime.stop_signal:
+            _rehearse(order, self._runtime)
         return True
 
     def __exit__(self, *_: object) -> None:

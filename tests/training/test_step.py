@@ -3,6 +3,7 @@
 import copy
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -496,6 +497,25 @@ def test_captured_steps_are_launched_while_something_is_prepared(monkeypatch: py
     assert asked == [here] * 3
     assert [thread is here for thread in AsIfCaptured.threads] == [True] * 3 + [False] * 3 + [True]
     assert not runtime.meanwhile
+
+
+def test_what_is_not_prepared_when_the_steps_are_launched_has_other_epochs() -> None:
+    done: list[str] = []
+
+    def takes_long() -> bool:
+        time.sleep(0.3)
+        done.append("long")
+        return True
+
+    def comes_later() -> bool:
+        done.append("later")
+        return True
+
+    runtime = replace(ON_CPU, meanwhile=[takes_long, comes_later])
+    launch.launch_while_preparing(lambda: None, runtime)
+    assert (done, runtime.meanwhile) == (["long"], [comes_later])
+    launch.launch_while_preparing(lambda: time.sleep(0.3), runtime)
+    assert (done, runtime.meanwhile) == (["long", "later"], [])
 
 
 def test_a_step_that_fails_in_another_thread_fails() -> None:

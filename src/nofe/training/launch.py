@@ -76,7 +76,10 @@ def launch_while_preparing(steps: Callable[[], None], runtime: Runtime) -> None:
     does not survive being used by two, nor would it survive modules that are called beside it.
     """
 
-    stream = torch.cuda.current_stream(runtime.device) if runtime.device.type == "cuda" else None
+    on_gpu = runtime.device.type == "cuda"
+    stream = torch.cuda.current_stream(runtime.device) if on_gpu else None
+    # What is prepared waits for what it copies and tries: not for all the steps that are launched before.
+    aside = torch.cuda.Stream(runtime.device, priority=-1) if on_gpu else None
 
     def launch() -> None:
         with torch.cuda.stream(stream):  # of this thread; and its device
@@ -85,9 +88,13 @@ def launch_while_preparing(steps: Callable[[], None], runtime: Runtime) -> None:
     usual = sys.getswitchinterval()
     sys.setswitchinterval(PREPARING_GIVES_WAY_AFTER)
     try:
-        with ThreadPoolExecutor(1) as another:
+        with ThreadPoolExecutor(1) as another, torch.cuda.stream(aside):
             launched = another.submit(launch)
-            runtime.meanwhile[:] = [task for task in runtime.meanwhile if not task()]
+            for task in list(runtime.meanwhile):
+                if task():
+                    runtime.meanwhile.remove(task)
+                if launched.done():
+                    break  # the rest has other epochs
             launched.result()
     finally:
         sys.setswitchinterval(usual)

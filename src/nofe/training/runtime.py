@@ -58,7 +58,7 @@ class Runtime:
     workers: int = 0  # processes that decode images that are read while training; 0 is one a core
     ranks: Ranks = field(default_factory=Ranks)
     stop_signal: int | None = field(default=None)
-    # To be done while a GPU works on steps: each is asked once an epoch, until it says that it is done.
+    # To be done while a GPU works on steps: each is asked in an epoch, until it says that it is done.
     meanwhile: list[Callable[[], bool]] = field(default_factory=list)
 
     def autocast(self) -> AbstractContextManager[Any]:
