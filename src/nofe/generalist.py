@@ -73,6 +73,9 @@ def train_generalist(
         train_epoch(state, batches, objective, runtime, journal.progress, until=stop.step)
         if state.step < stop.step:
             journal.stop(state, targets=specialties.target_of_class.tolist(), settled=settled, moved=moved)
+        if stop.epoch:  # before the update: on the specialties that it was trained for
+            with state.as_evaluated():
+                test_accuracy = accuracy(generalist, test, crop, runtime, objective.target_of_class)
         if stop.update and update_rule is not None:
             sample = _sample(len(train), config.confusion_images, seed, stop.update)
             with state.as_evaluated():
@@ -103,8 +106,6 @@ def train_generalist(
                 }
             )
         if stop.epoch:
-            with state.as_evaluated():
-                test_accuracy = accuracy(generalist, test, crop, runtime, objective.target_of_class)
             journal.epoch_done(state, stop.epoch, test_accuracy=test_accuracy, moved=moved)
             moved = 0
             journal.save(state, targets=specialties.target_of_class.tolist(), settled=settled, moved=moved)
