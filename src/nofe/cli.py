@@ -560,7 +560,8 @@ def reproduce(
     for table in chosen:
         print(f"\n{page.table_in_words(table, found)}")
     if outcome and (unfinished := outcome.in_words()):
-        raise RunError(f"reproduce: {unfinished}; run the command again to go on")
+        advice = "" if outcome.failed else "; run the command again to go on"
+        raise RunError(f"reproduce: {unfinished}{advice}")
 
 
 @app.command()

@@ -6,7 +6,7 @@ there, so the second can take the first one's files. A sweep over recipes or exp
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,11 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
     if (parts := replace(config.adapt, branch_width=1.0, parameters=0)) != AdaptConfig():
         common["adapt"] = configuration.unstructured(parts)
     recipes = base_recipes(config)
-    keys = {stage: _digest(common, base=configuration.unstructured(recipe)) for stage, recipe in recipes.items()}
+    keys = {stage: digest(common, base=configuration.unstructured(recipe)) for stage, recipe in recipes.items()}
     if config.until == "base":
         return keys
     needs_base = config.specialties.rule == "spectral" or config.generalist.start == "base"
-    keys["generalist"] = _digest(
+    keys["generalist"] = digest(
         common,
         specialties=configuration.unstructured(config.specialties),
         generalist=configuration.unstructured(config.generalist),
@@ -71,7 +71,7 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
     )
     if config.until == "experts":
         branches = {} if config.adapt == AdaptConfig() else {"branches": configuration.unstructured(config.adapt)}
-        keys["experts"] = _digest(
+        keys["experts"] = digest(
             common, generalist=keys["generalist"], experts=configuration.unstructured(config.experts), **branches
         )
     return keys
@@ -112,5 +112,5 @@ def _copy(donor: Run, theirs: str, run: Run, ours: str) -> None:
         run.write(target, donor.read(source))
 
 
-def _digest(common: dict[str, Any], **parts: Any) -> str:
-    return hashlib.sha256(json.dumps(common | parts, sort_keys=True).encode()).hexdigest()[:16]
+def digest(common: Mapping[str, Any], **parts: Any) -> str:
+    return hashlib.sha256(json.dumps({**common, **parts}, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,5 +1,6 @@
 """What is missing is trained, once, and filed."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -15,7 +16,7 @@ from nofe.errors import UserError
 from nofe.experiments import measures
 from nofe.experiments.index import Index
 from nofe.experiments.page import cells, overview, table_in_words
-from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job
+from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job, time_inference
 from nofe.experiments.results import results_in
 from nofe.experiments.tables import (
     KS,
@@ -120,6 +121,9 @@ def test_what_is_measured_on_a_run_is_filed_with_it(
     monkeypatch.setattr(measures, "ROUNDS", 1)
     both = replace(experiment(shades, "both", "base.by=experts"), measures=("retrieval", "inference"))
     run_job(Job(both, 0), workshop)
+    [untimed] = results_in(workshop.results)
+    assert "inference" not in untimed, "others may be training on the device"
+    time_inference([Job(both, 0)], workshop)
     [found] = results_in(workshop.results)
     precision = found["retrieval"]["precision"]
     assert precision.keys() == {"experts", "base"}
@@ -128,6 +132,16 @@ def test_what_is_measured_on_a_run_is_filed_with_it(
     assert missing([both], 1, [found]) == []
     plain = {name: value for name, value in found.items() if name != "retrieval"}
     assert [job.name for job in missing([both], 1, [plain])] == ["both-seed0"], "trained, but not all is measured"
+    earlier = copy.deepcopy(found)
+    earlier["config"]["experts"]["rate"] = 0.5
+    assert [job.name for job in missing([both], 1, [plain, earlier])] == ["both-seed0"], "measured by another recipe"
+
+
+def test_images_that_are_not_there_are_missed_before_any_run_is_begun(workshop: Workshop) -> None:
+    jobs = [Job(on_data(row.experiment, "folder:nowhere"), 0) for row in TABLES["imagenet"].rows]
+    with pytest.raises(UserError, match=r"nowhere: no such folder, and 4 runs want it; .* --dataset folder:PATH"):
+        reproduce(jobs, workshop, side_by_side=2)
+    assert not workshop.runs.exists()
 
 
 def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(tmp_path: Path, workshop: Workshop) -> None:

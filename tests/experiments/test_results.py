@@ -113,7 +113,7 @@ def test_every_file_of_an_experiment_is_of_the_configuration_that_it_names() -> 
 def quick() -> dict[str, Any]:
     """A committed result of AlexNet-Quick-C100, to make others of."""
     result: dict[str, Any] = json.loads(
-        next((ROOT / "results").glob("*/cifar100-alexnet-quick*seed0.json")).read_text()
+        next((ROOT / "results").glob("*/*alexnet-quick-c100-fully-balanced-k10-seed0.json")).read_text()
     )
     return result
 
@@ -132,9 +132,46 @@ def test_mean_deviation_and_difference(quick: dict[str, Any]) -> None:
         [with_figures(quick, seed, base=b, experts=e) for seed, (b, e) in enumerate(figures)], BENCHMARKS
     )
     name = "alexnet-quick-c100"
-    assert f"| {name}: base, paper's recipe | 38.00 ± 1.00 (n=3) | 37.00, 39.00, 38.00 | 37.94 | +0.06 |" in page
+    assert f"| {name}: base, its own recipe | 38.00 ± 1.00 (n=3) | 37.00, 39.00, 38.00 | 37.94 | +0.06 |" in page
     assert f"| {name}: experts | 46.00 ± 1.00 (n=3) | 45.00, 47.00, 46.00 | 45.58 | +0.42 |" in page
     assert "| nin-c100: experts | not measured |" in page
+
+
+def of_row(result: dict[str, Any], table: str, label: str, sizes: list[int]) -> dict[str, Any]:
+    """The result as if it were of this row, with specialties of these sizes."""
+    row = next(row for row in TABLES[table].rows if row.label == label)
+    made = copy.deepcopy(result) | {"config": json.loads(json.dumps(to_json(row.experiment.config)))}
+    made["specialties"]["specialties"] = [{"index": n, "size": size, "class_names": []} for n, size in enumerate(sizes)]
+    return made
+
+
+def test_a_rule_that_ended_with_one_expert_is_said_to_have(quick: dict[str, Any]) -> None:
+    """Else the page would compare ten experts with one, and call it balance."""
+    learned = of_row(quick, "table-2", "learned, fully-balanced", [10] * 10)
+    alone = of_row(quick, "table-2", "learned, argmax", [100])
+    page = results_page([with_figures(each, seed) for each in (learned, alone) for seed in range(3)], BENCHMARKS)
+    [line] = [line for line in page.splitlines() if line.startswith("| learned, argmax |")]
+    assert line.endswith("| 1 of 100 classes |")
+    [balance] = [line for line in page.splitlines() if line.startswith("| Balance matters")]
+    assert "(it ended with 1 of 10 experts: " in balance
+    uneven = results_page([of_row(quick, "table-2", "learned, argmax", [60, 30, 2] + [1] * 8)], BENCHMARKS)
+    assert "| 11 of 1 to 60 classes |" in uneven
+    assert "it ended with" not in uneven
+
+
+def test_what_a_file_says_of_itself_is_said_in_its_table(quick: dict[str, Any]) -> None:
+    made = of_row(quick, "specialty-sizes", "lambda 500", [10] * 10) | {"note": "Made on a Sunday."}
+    section = results_page([made], BENCHMARKS).partition(f"## {TABLES['specialty-sizes'].title}")[2].partition("## ")[0]
+    assert "lambda 500: Made on a Sunday." in section
+    assert "no class ever moved" not in section
+    still = results_page([made | {"classes_moved_by_update": [0, 0]}], BENCHMARKS)
+    assert "lambda 500: no class ever moved from the random start." in still
+
+
+def test_curves_that_were_tested_after_an_update_are_marked(quick: dict[str, Any]) -> None:
+    made = of_row(quick, "figure-3", "learned, exact", [10] * 10) | {"classes_moved_by_update": [3, 0]}
+    assert "In the figure, learned, exact: every epoch but the last" in results_page([made], BENCHMARKS)
+    assert "In the figure" not in results_page([made | {"generalist_tested": "before the update"}], BENCHMARKS)
 
 
 def test_a_run_of_another_recipe_is_shown_apart(quick: dict[str, Any]) -> None:
@@ -229,7 +266,7 @@ def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
     for name, measure in {
         "table-1": "top-1",
         "figure-3": "accuracy on its 10 specialties",
-        "specialty-sizes": "accuracy on its 10 specialties",
+        "specialty-sizes": "accuracy on its specialties",
     }.items():
         assert f"| | {measure} | each seed |" in sections[TABLES[name].title]
         assert f"{measure} %, mean and deviation" in table_in_words(TABLES[name], [quick])

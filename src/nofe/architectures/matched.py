@@ -3,7 +3,7 @@
 `-deeper`: ten times the convolutions, or residual blocks, of one branch, put before the base's own last layers, which
 is the paper's rule (the counts then differ by up to 12 %, as branches have smaller fully connected layers).
 `-wider`: the convolutions of one branch, with as many filters as it takes. The paper gives no widths; these match the
-experts' parameters to 1 %. `alexnet-c100-conv4`: one more convolution of 64 filters (supplement, depth against
+experts' parameters to 1 %. `alexnet-c100-conv4`: one more convolution of 64 filters (depth against
 specialisation). They are trained as bases; their experts would be those of the network they are made from.
 """
 

@@ -5,8 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nofe.experiments.index import Index
-from nofe.experiments.tables import ALEXNET, KS, PAPER_TABLE_3, RESNET, base_of_same_recipe, row_of
+from nofe.experiments.index import Index, Measured
+from nofe.experiments.tables import (
+    ALEXNET,
+    ARGMAX,
+    AS_LONG,
+    KS,
+    PAPER_TABLE_3,
+    RESNET,
+    UNEVEN,
+    base_of_same_recipe,
+    label_as_long,
+    row_of,
+)
 
 SPECTRAL = "spectral clustering of the base's confusion"
 FEWEST_RUNS = 3  # of each side; fewer say nothing about their spread
@@ -22,6 +33,7 @@ class Comparison:
     words: str
     above: Figures
     below: Figures
+    remark: str = ""
 
     @property
     def outcome(self) -> str:
@@ -38,7 +50,11 @@ class Comparison:
         if self.outcome == NOT_MEASURED:
             return f"{self.words}: {NOT_MEASURED}"
         figures = f"{statistics.mean(self.above):.2f} against {statistics.mean(self.below):.2f}"
-        return f"{self.words}: {figures} (n={len(self.above)} and {len(self.below)}), {self.outcome}"
+        of_runs = f"n={len(self.above)} and {len(self.below)}"
+        if self.outcome != TOO_FEW:
+            of_runs += f", p={chance_of_difference(self.above, self.below):.2g}"
+        remark = f" ({self.remark})" if self.remark else ""
+        return f"{self.words}: {figures} ({of_runs}), {self.outcome}{remark}"
 
 
 HELD, NOT_HELD, TOO_CLOSE, TOO_FEW, NOT_MEASURED = OUTCOMES = (
@@ -82,17 +98,21 @@ def judged(index: Index) -> list[Judged]:
     def figure(table: str, label: str) -> Figures:
         return [each.accuracy for each in index.of(row_of(table, label))]
 
+    collapsed = collapsed_in_words(index.of(row_of("table-2", ARGMAX)))
+
     return [
         Judged("Experts beat the base", tuple(_experts_and_base(figure))),
         Judged(
             "Balance matters",
             _learned_beside(
-                figure, {"argmax, which nothing balances": "learned, argmax", "spectral clusters": SPECTRAL}
+                figure,
+                {"argmax, which nothing balances": ARGMAX, "elasso with little balance": UNEVEN},
+                {ARGMAX: collapsed},
             ),
         ),
         Judged(
             "Learned specialties beat random and spectral ones",
-            _learned_beside(figure, {"random ones": "random, balanced", "spectral clusters": SPECTRAL}),
+            _learned_beside(figure, {"random ones": "random, balanced", "spectral clusters": SPECTRAL}, {}),
         ),
         Judged(
             "The generalist is needed",
@@ -117,17 +137,31 @@ def judged(index: Index) -> list[Judged]:
     ]
 
 
-def _learned_beside(figure: Figure, others: dict[str, str]) -> tuple[Comparison, ...]:
-    """The paper's rule and others of Table 2, by what they are called and by their rows."""
+def _learned_beside(figure: Figure, others: dict[str, str], remarks: dict[str, str]) -> tuple[Comparison, ...]:
+    """The paper's rule and others of Table 2, by what they are called and by their rows; remarks by row."""
     learned = figure("table-2", "learned, fully-balanced")
     return tuple(
-        Comparison(f"fully-balanced and {name}", learned, figure("table-2", row)) for name, row in others.items()
+        Comparison(f"fully-balanced and {name}", learned, figure("table-2", row), remarks.get(row, ""))
+        for name, row in others.items()
     )
 
 
+def collapsed_in_words(measured: Sequence[Measured]) -> str:
+    """Where a network ended with fewer experts than it was asked for; else nothing."""
+    asked_and_left = [
+        (each.result["config"]["specialties"]["count"], len(each.result["specialties"]["specialties"]))
+        for each in measured
+    ]
+    fewer = sorted({left for asked, left in asked_and_left if left < asked})
+    if not fewer:
+        return ""
+    left = " or ".join(str(count) for count in fewer)
+    return f"it ended with {left} of {asked_and_left[0][0]} experts: what is left is close to a base"
+
+
 def _experts_and_base(figure: Figure) -> list[Comparison]:
-    """Against the base by the same recipe: the paper's own, where it is the experts' too."""
-    return [
+    """Against the base by the same recipe: its own, where it is the experts' too; and one trained as long as both."""
+    by_recipe = [
         Comparison(
             f"{name}, experts and base by the same recipe",
             figure("table-3", f"{name}: experts"),
@@ -135,6 +169,15 @@ def _experts_and_base(figure: Figure) -> list[Comparison]:
         )
         for name in PAPER_TABLE_3
     ]
+    as_long = [
+        Comparison(
+            f"{name}, experts and a base trained for as many epochs as generalist and experts",
+            figure("table-3", f"{name}: experts"),
+            figure("table-3", label_as_long(name)),
+        )
+        for name in AS_LONG
+    ]
+    return [*by_recipe, *as_long]
 
 
 def _sizes(figure: Figure) -> list[Comparison]:

@@ -138,6 +138,10 @@ def train_hdcnn(
             return summarise(task, network, categories)
 
 
+def is_hdcnn(out: Path) -> bool:
+    return Run(out).has(NETWORK)
+
+
 def open_hdcnn(out: Path | str, architecture: Architecture = NIN_C100) -> HDCNN:
     """The trained network of a finished folder, in evaluation mode, on the CPU; `run_as_one` makes it faster."""
     run = Run(Path(out))

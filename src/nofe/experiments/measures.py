@@ -2,7 +2,7 @@
 
 import base64
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 from nofe import runs
 from nofe.architectures.nin import NIN_C100
 from nofe.evaluation import predict
-from nofe.experiments.hdcnn import open_hdcnn
+from nofe.experiments.hdcnn import is_hdcnn, open_hdcnn
 from nofe.loading import open_finished
 from nofe.report.neighbours import neighbours_picture
 from nofe.retrieval import grid_of, retrieve
@@ -45,20 +45,24 @@ def retrieval(run: Path, runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def inference(run: Path, runtime: Runtime) -> dict[str, Any]:
-    """Milliseconds a batch of the base and of the experts, as one network, taking turns."""
-    finished = open_finished(run)
-    base = finished.base()
-    assert base is not None
-    network = finished.network()
-    network.fuse()
-    return milliseconds_of({"base": base, "experts": network}, finished.crop, runtime)
-
-
-def measured_on_hdcnn(run: Path, runtime: Runtime) -> dict[str, Any]:
-    network = open_hdcnn(run)
-    network.run_as_one()
-    return {"inference": milliseconds_of({"hd-cnn": network}, NIN_C100.input_size, runtime)}
+def networks_to_time(runs: Sequence[Path]) -> tuple[dict[str, nn.Module], int]:
+    """Base and experts of some runs, HD-CNN of others, each as one network; and the pixels of an image."""
+    networks: dict[str, nn.Module] = {}
+    crop = NIN_C100.input_size
+    for run in runs:
+        if is_hdcnn(run):
+            of_paper = open_hdcnn(run)
+            of_paper.run_as_one()
+            networks["hd-cnn"] = of_paper
+            continue
+        finished = open_finished(run)
+        base = finished.base()
+        assert base is not None  # the experiment sees to it
+        experts = finished.network()
+        experts.fuse()
+        networks |= {"base": base, "experts": experts}
+        crop = finished.crop
+    return networks, crop
 
 
 def milliseconds_of(networks: dict[str, nn.Module], crop: int, runtime: Runtime) -> dict[str, Any]:
@@ -111,6 +115,5 @@ def ten_crops(run: Path, runtime: Runtime) -> dict[str, Any]:
 
 MEASURES: dict[str, Callable[[Path, Runtime], dict[str, Any]]] = {
     "retrieval": retrieval,
-    "inference": inference,
     "ten_crops": ten_crops,
 }

@@ -59,8 +59,8 @@ def _run_section(group: Sequence[Result]) -> str:
         *_groups(group),
         f"Seeds {', '.join(str(result['config']['seed']) for result in group)}; {environment['device']}, "
         f"{environment['precision']}, torch {environment['versions']['torch']}, {environment['date'][:10]}, "
-        f"commit {environment['commit']}. Experts: {_recipe(config['experts'])}. "
-        f"Generalist: {_recipe(config['generalist'])}.",
+        f"commit {environment['commit']}. Experts: {recipe_in_words(config['experts'])}. "
+        f"Generalist: {recipe_in_words(config['generalist'])}.",
         *(f"\n{note}" for note in sorted({result["note"] for result in group if "note" in result})),
     ]
     return "\n".join(lines)
@@ -85,7 +85,7 @@ def _groups(group: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _recipe(recipe: Mapping[str, Any]) -> str:
+def recipe_in_words(recipe: Mapping[str, Any]) -> str:
     drops = ", ".join(str(round(drop * recipe["epochs"])) for drop in recipe["drops"])
     words = f"{recipe['epochs']} epochs at {recipe['rate']:g}"
     words += f", a tenth after {drops}" if drops else ""

@@ -12,6 +12,7 @@ from nofe.experiments.tables import (
     FIGURE_3,
     IMAGENET_FIGURE_3,
     KS,
+    PAPER_BASE,
     PAPER_TABLE_1,
     RETRIEVAL,
     SIZES,
@@ -70,6 +71,7 @@ def draw_by_count(index: Index) -> "Figure":
     base = [each.accuracy for each in index.of(rows["base"])]
     if base:
         axes.axhline(statistics.mean(base), color=INK, linewidth=1, label="base")
+    axes.axhline(PAPER_BASE, color=INK, linestyle="--", linewidth=1, label="base, paper")
     axes.set_xscale("log")
     axes.set_xticks(KS, [str(count) for count in KS])
     axes.minorticks_off()
@@ -80,7 +82,7 @@ def draw_by_count(index: Index) -> "Figure":
 
 
 def draw_generalists(table: Table, index: Index) -> "Figure":
-    """Figure 3, on CIFAR-100 or ImageNet: accuracy of the generalist on its specialties by epoch, mean over seeds."""
+    """On CIFAR-100 or ImageNet: accuracy of the generalist on its specialties by epoch, mean over seeds."""
     figure, axes = new_figure(WIDTH * 0.75)
     runs = {
         row.label: [

@@ -6,17 +6,18 @@ A run's result is one file in `results/`, written when it is complete; an interr
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nofe import config as configuration
+from nofe import runs
 from nofe.config import RunConfig
 from nofe.errors import UserError
-from nofe.experiments.results import file_hdcnn, file_result
-from nofe.experiments.tables import Experiment
-from nofe.reuse import base_recipes, stage_keys, stages_of
+from nofe.experiments.results import add_to_result, file_hdcnn, file_result, results_in
+from nofe.experiments.tables import Experiment, experiments_by_name
+from nofe.reuse import base_recipes, digest, stage_keys, stages_of
 from nofe.runs import Run
 from nofe.side_by_side import Outcome, run_side_by_side
 
@@ -35,6 +36,8 @@ SECONDS_AN_EPOCH = {
 HDCNN_SECONDS = 600.0  # of all its stages together, an estimate
 SECONDS_WORTH_MEASURING = 100.0  # of a run: finding out which kernels suit its experts takes some seconds
 SECONDS_TO_MEASURE = 120.0  # at most
+SECONDS_TO_TIME = 300.0  # the inference of finished runs, at most
+TIMED = "inference"  # the measure that is a time: of runs that are done, with the device for itself
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,14 @@ class Job:
     def keys(self) -> set[str]:
         return set(keys_of_experiment(self.experiment, self.seed).values())
 
+    def made(self, result: Mapping[str, Any]) -> bool:
+        """Whether it is of this run, by today's recipe."""
+        of_this = (result.get("experiment"), result["config"]["seed"]) == (self.experiment.name, self.seed)
+        return of_this and set(keys_of(result).values()) == self.keys()
+
     def done(self, there: Set[str], results: Sequence[Mapping[str, Any]]) -> bool:
         """Every stage has a figure in some file; what else is measured must be in a file of this very experiment."""
-        own = [r for r in results if r.get("experiment") == self.experiment.name and r["config"]["seed"] == self.seed]
+        own = [each for each in results if self.made(each)]
         measured = all(any(measure in result for result in own) for measure in self.experiment.measures)
         return measured and self.keys() <= there
 
@@ -112,18 +120,24 @@ def keys_of(result: Mapping[str, Any]) -> dict[str, str]:
     except (UserError, KeyError):
         return {}
     if "hd-cnn" in result["networks"]:
-        return _keys_of_hdcnn(config)
+        return _keys_of_hdcnn(config, result["summary"]["config"]["hdcnn"])
     return stage_keys(config)
 
 
 def keys_of_experiment(experiment: Experiment, seed: int) -> dict[str, str]:
     config = experiment.seeded(seed)
-    return _keys_of_hdcnn(config) if experiment.hdcnn else stage_keys(config)
+    return _keys_of_hdcnn(config, _recipe_of_hdcnn()) if experiment.hdcnn else stage_keys(config)
 
 
-def _keys_of_hdcnn(config: RunConfig) -> dict[str, str]:
+def _keys_of_hdcnn(config: RunConfig, recipe: Mapping[str, Any]) -> dict[str, str]:
     [of_base] = stage_keys(config).values()
-    return {"hd-cnn": f"hd-cnn on {of_base}"}
+    return {"hd-cnn": f"hd-cnn on {of_base} by {digest(recipe)}"}
+
+
+def _recipe_of_hdcnn() -> dict[str, Any]:
+    from nofe.experiments.hdcnn import HDCNNConfig
+
+    return asdict(HDCNNConfig())
 
 
 def missing(experiments: Iterable[Experiment], seeds: int, results: Sequence[Mapping[str, Any]]) -> list[Job]:
@@ -142,13 +156,39 @@ def reproduce(
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Run the jobs, `side_by_side` at a time, and file each result."""
+    require_images(jobs, workshop)
     _choose_kernels(jobs, workshop)
     work = partial(run_job, workshop=workshop)
-    return run_side_by_side(jobs, work, at_once=side_by_side, minutes=minutes, say=say)
+    outcome = run_side_by_side(jobs, work, at_once=side_by_side, minutes=minutes, say=say)
+    unfinished = {*outcome.failed, *outcome.stopped, *outcome.not_begun}
+    finished = [job for job in jobs if TIMED in job.experiment.measures and job.name not in unfinished]
+    if finished:
+        _apart(SECONDS_TO_TIME, time_inference, finished, workshop)
+    return outcome
+
+
+def require_images(jobs: Sequence[Job], workshop: Workshop) -> None:
+    """That folders and shards are there, before processes are started for each to find that they are not."""
+    for name in {job.config.data.name for job in jobs}:
+        kind, _, path = name.partition(":")
+        if kind in ("folder", "shards") and not (workshop.data_root / Path(path).expanduser()).exists():
+            wanted_by = sum(job.config.data.name == name for job in jobs)
+            raise UserError(
+                f"{path}: no such folder, and {wanted_by} runs want it; say where ImageNet lies with --dataset "
+                "folder:PATH or --dataset shards:PATH"
+            )
+
+
+def _apart(seconds: float, function: Callable[..., None], *arguments: Any) -> None:
+    """In a process of its own, which leaves the device to others when it ends; it has so long."""
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments, daemon=True)
+    process.start()
+    process.join(seconds)
+    process.kill()
 
 
 def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
-    """By measuring, before the runs are there to disturb it, in a process that leaves the device to them then."""
+    """By measuring, before the runs are there to disturb it; runs do without what is not known."""
     long_ones = {}
     for job in jobs:
         if not job.experiment.hdcnn and SECONDS_WORTH_MEASURING <= job.seconds() < math.inf:
@@ -156,11 +196,7 @@ def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
             long_ones[config.architecture, config.adapt, config.specialties.count, config.precision] = config
     if not long_ones or workshop.device == "cpu":
         return
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_measure_kernels, args=(list(long_ones.values()), workshop), daemon=True)
-    process.start()
-    process.join(SECONDS_TO_MEASURE)
-    process.kill()  # runs do without what is not known
+    _apart(SECONDS_TO_MEASURE, _measure_kernels, list(long_ones.values()), workshop)
 
 
 def _measure_kernels(configs: Sequence[RunConfig], workshop: Workshop) -> None:
@@ -187,7 +223,7 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     import torch
 
     from nofe.experiments.hdcnn import HDCNNConfig, train_hdcnn
-    from nofe.experiments.measures import MEASURES, measured_on_hdcnn
+    from nofe.experiments.measures import MEASURES
     from nofe.pipeline import train
     from nofe.training.runtime import make_runtime
 
@@ -201,18 +237,39 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     if job.experiment.hdcnn:
         runtime.use_precision(config.precision)
         summary = train_hdcnn(HDCNNConfig(), _dataset(config), out, seed=job.seed, resume=True, runtime=runtime)
-        more = measured_on_hdcnn(out, runtime)
-        path = file_hdcnn(summary, Run(out), config, workshop.results, name, **more)
+        path = file_hdcnn(summary, Run(out), config, workshop.results, name)
     else:
         donors = sorted(path for path in workshop.runs.glob("*") if path != out and path.is_dir())
         train(config, out, resume=True, runtime=runtime, dataset=_dataset(config), donors=donors)
-        more = {measure: MEASURES[measure](out, runtime) for measure in job.experiment.measures}
+        more = {measure: MEASURES[measure](out, runtime) for measure in job.experiment.measures if measure != TIMED}
         path = file_result(Run(out), workshop.results, name, experiment=name, **more)
     torch._dynamo.reset()  # its caches hold the networks of this run
     gc.collect()
     if runtime.device.type == "cuda":
         torch.cuda.empty_cache()
     return path
+
+
+def _is_finished(job: Job, workshop: Workshop) -> bool:
+    return Run(workshop.runs / job.name).has(runs.SUMMARY)
+
+
+def time_inference(jobs: Sequence[Job], workshop: Workshop) -> None:
+    """Of all networks of a seed taking turns, and nothing else on the device; into the files of their results."""
+    from nofe.experiments.measures import milliseconds_of, networks_to_time
+    from nofe.training.runtime import make_runtime
+
+    runtime = make_runtime(workshop.device, kernels="known")
+    for seed in sorted({job.seed for job in jobs}):
+        of_seed = [job for job in jobs if job.seed == seed]
+        to_compare = (Job(each, seed) for each in experiments_by_name().values() if TIMED in each.measures)
+        of_seed += [each for each in to_compare if each not in of_seed and _is_finished(each, workshop)]
+        runtime.use_precision(of_seed[0].config.precision)
+        networks, crop = networks_to_time([workshop.runs / job.name for job in of_seed])
+        times = milliseconds_of(networks, crop, runtime)
+        for result in results_in(workshop.results):
+            if any(job.made(result) for job in of_seed):
+                add_to_result(workshop.results / result["file"], **{TIMED: times})
 
 
 _DATASETS: dict[str, Any] = {}

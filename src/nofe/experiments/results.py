@@ -12,6 +12,10 @@ from nofe.experiments.tables import experiments_by_name
 from nofe.files import slug
 from nofe.runs import Run, write_atomically
 
+# Files without this have the accuracy of each of the generalist's epochs but the last on specialties that were just
+# updated, and that it was not trained for yet.
+TESTED = "before the update"
+
 
 def result_of(run: Run) -> dict[str, Any]:
     """All that a reader needs to judge the figures of a finished run."""
@@ -33,6 +37,7 @@ def result_of(run: Run) -> dict[str, Any]:
         **(
             {
                 "groups": summary["groups"],
+                "generalist_tested": TESTED,
                 "classes_moved_by_update": moved,
                 "specialties": run.read_json(runs.SPECIALTIES),
             }
@@ -87,6 +92,10 @@ def _filed(result: dict[str, Any], folder: Path, name: str) -> Path:
     path = folder / slug(result["environment"]["device"]) / f"{name}-seed{result['config']['seed']}.json"
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
+
+
+def add_to_result(path: Path, **more: Any) -> None:
+    write_atomically(path, (json.dumps(json.loads(path.read_text()) | more, indent=1) + "\n").encode())
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
