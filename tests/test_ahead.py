@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -99,19 +100,25 @@ def test_a_short_generalist_trains_uncompiled_while_the_experts_are_compiled(
     assert runtime.compile
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_another_process_does_it(part: str) -> None:
-    """Down to the end, without a compiler: TORCH_COMPILE_DISABLE leaves the rest of it."""
-    order = order_for(small_run(*SETTINGS), part)
-    ended = subprocess.run(
-        [sys.executable, "-m", "nofe.ahead"],
-        input=json.dumps(asdict(order)),
-        env={"TORCH_COMPILE_DISABLE": "1", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stderr
+def test_another_process_does_it() -> None:
+    """Down to the step, which images too small for the recipe end. Without a compiler: all the rest of it."""
+    order = dataclasses.replace(order_for(small_run(*SETTINGS), "training"), kernels="together")
+
+    def ended(order: Order) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "nofe.ahead"],
+            input=json.dumps(asdict(order)),
+            env=os.environ | {"TORCH_COMPILE_DISABLE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    done = ended(order)
+    assert done.returncode == 0, done.stderr
+    order.config["experts"]["augmentation"]["crop"] = 33
+    failed = ended(order)
+    assert (failed.returncode, "crop" in failed.stderr) == (1, True), failed.stderr
 
 
 def test_a_run_that_ends_early_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

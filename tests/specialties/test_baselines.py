@@ -14,7 +14,6 @@ from nofe.specialties import (
     exact,
     given_groups,
     random_balanced,
-    random_specialties,
     spectral,
 )
 
@@ -45,11 +44,6 @@ def test_argmax_is_as_uneven_as_the_paper_says():
     start = random_balanced(100, 10, generator())
     assert argmax(confusion, start, generator()).sizes.max() > 50
     assert exact(confusion, start, generator()).sizes.max() == 10
-
-
-def test_random_specialties_are_the_random_start():
-    assert random_specialties(50, 7, generator(4)) == random_balanced(50, 7, generator(4))
-    assert random_specialties(50, 7, generator(4)) != random_specialties(50, 7, generator(5))
 
 
 def confused_blocks(truth, inside, across, seed=0):

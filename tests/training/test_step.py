@@ -444,6 +444,31 @@ def test_what_is_left_for_after_the_capture_is_done_once_and_before_the_first_re
     assert told == ["step", "step", "step", "step", "after", "replay", "replay"]
 
 
+@pytest.mark.usefixtures("fake_graphs")
+def test_what_a_failed_capture_left_is_not_done_after_another() -> None:
+    told: list[str] = []
+
+    def step_of(name: str, fails: bool) -> CapturedStep:
+        taken = iter(range(4))
+
+        def one_step() -> None:
+            if next(taken) == 3:
+                after_capture(lambda: told.append(name))
+                if fails:
+                    raise RuntimeError("not while it is captured")
+
+        return CapturedStep(one_step)
+
+    failing, following = step_of("failed", True), step_of("captured", False)
+    for _ in range(3):
+        failing()
+        following()
+    with pytest.raises(RuntimeError, match="not while"):
+        failing()
+    following()
+    assert told == ["captured"]
+
+
 def test_a_step_reads_the_batches_in_their_order() -> None:
     """`training_step` makes a function; each call is the next batch of the epoch."""
     model = small_resnet()

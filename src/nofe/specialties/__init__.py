@@ -10,7 +10,7 @@ from nofe.specialties.agreement import (
     pairs_together,
 )
 from nofe.specialties.balanced import exact, fully_balanced, random_balanced
-from nofe.specialties.baselines import argmax, given_groups, random_specialties, spectral
+from nofe.specialties.baselines import argmax, given_groups, spectral
 from nofe.specialties.elastic import elasso, elasso_cost
 from nofe.specialties.partition import Specialties
 from nofe.specialties.rules import RULES, Rule, Update, rule_named, update_named
@@ -35,7 +35,6 @@ __all__ = [
     "pairs_in_common",
     "pairs_together",
     "random_balanced",
-    "random_specialties",
     "rule_named",
     "spectral",
     "update_named",

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nofe.errors import UserError
-from nofe.specialties.balanced import random_balanced
 from nofe.specialties.checks import check_shareable, counts_for, image_counts
 from nofe.specialties.partition import Specialties
 
@@ -29,11 +28,6 @@ def argmax(confusion: npt.ArrayLike, current: Specialties, rng: np.random.Genera
     best = tie_order[counts[:, tie_order].argmax(axis=1)]
     stays = np.take_along_axis(counts, stay[:, None], axis=1)[:, 0] == counts.max(axis=1)
     return Specialties.from_labels_dropping_empty(np.where(stays, stay, best), outputs)
-
-
-def random_specialties(classes: int, count: int, rng: np.random.Generator) -> Specialties:
-    """The paper's "random balanced specialties" (Sec. 4.1): the start of the alternation, never updated."""
-    return random_balanced(classes, count, rng)
 
 
 def spectral(confusion_of_classes: "npt.ArrayLike | csr_array", count: int, rng: np.random.Generator) -> Specialties:

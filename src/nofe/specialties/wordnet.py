@@ -23,18 +23,9 @@ TABLE = "wordnet-3.0-hypernyms.txt.gz"
 @cache
 def hypernyms() -> dict[str, tuple[str, ...]]:
     """Of each synset of ImageNet and all above them, the hypernyms as WordNet lists them; the root has none."""
-    return {f"n{fields[0]}": tuple(f"n{offset}" for offset in fields[2:]) for fields in _rows()}
-
-
-@cache
-def first_words() -> dict[str, str]:
-    """Of each synset, its first word: what to call it."""
-    return {f"n{offset}": word for offset, word, *_ in _rows()}
-
-
-def _rows() -> list[list[str]]:
     packed = (files("nofe.specialties") / TABLE).read_bytes()
-    return [line.split(" ") for line in gzip.decompress(packed).decode().splitlines()]
+    rows = (line.split(" ") for line in gzip.decompress(packed).decode().splitlines())  # offset, word, hypernyms
+    return {f"n{offset}": tuple(f"n{above}" for above in hypernyms) for offset, _, *hypernyms in rows}
 
 
 def wordnet_specialties(class_names: Sequence[str], count: int) -> Specialties:

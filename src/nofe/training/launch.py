@@ -59,6 +59,7 @@ class CapturedStep:
             torch.cuda.current_stream().wait_stream(aside)
             return
         if self._graph is None:
+            _left_for_after.clear()  # by a capture that failed
             graph = torch.cuda.CUDAGraph()
             # What a step does on another stream, its own weights say, fills the gaps and does not go first.
             with torch.cuda.graph(graph, stream=torch.cuda.Stream(priority=-1)):
@@ -67,6 +68,14 @@ class CapturedStep:
             while _left_for_after:
                 _left_for_after.pop()()
         self._graph.replay()
+
+
+def launch_all(steps: Callable[[], None], launch: Callable[[], None], runtime: Runtime) -> None:
+    """`steps` makes many launches of `launch`; captured ones leave this thread free for what is to be prepared."""
+    if runtime.meanwhile and isinstance(launch, CapturedStep) and launch.is_captured:
+        launch_while_preparing(steps, runtime)
+    else:
+        steps()
 
 
 def launch_while_preparing(steps: Callable[[], None], runtime: Runtime) -> None:

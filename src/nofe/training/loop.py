@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from nofe.errors import RunError
 from nofe.streams import seed_for
 from nofe.training.average import MovingAverage
 from nofe.training.half import forward_of
-from nofe.training.launch import CapturedStep, compile_blocks, compiled, launch_while_preparing, launcher
+from nofe.training.launch import compile_blocks, compiled, launch_all, launcher
 from nofe.training.mended import mend_pooling
 from nofe.training.optimizer import backward_and_step, optimizer_of, set_rate, weights_may_have_changed
 from nofe.training.progress import Progress
@@ -135,7 +136,7 @@ def train_epoch(
         state.launch = launcher(training_step(state, batches, objective, runtime), runtime)
     launch = state.launch
 
-    def launch_steps() -> None:
+    def launch_steps(taken: list[int]) -> None:
         while state.step < stop and not runtime.stops_before(state.step):
             batches.feed()
             # Numbers of this step, put where the step reads them: nothing waits for the device.
@@ -149,10 +150,7 @@ def train_epoch(
             progress.advance(state, batches.global_batch)
 
     with counting_steps_together(state.model) as taken:
-        if runtime.meanwhile and isinstance(launch, CapturedStep) and launch.is_captured:
-            launch_while_preparing(launch_steps, runtime)
-        else:
-            launch_steps()
+        launch_all(partial(launch_steps, taken), launch, runtime)
     averaged = state.average.statistics() if state.average else []
     runtime.ranks.average([state.totals, *running_statistics(state.model), *averaged])
     _require_finite(state, epoch)

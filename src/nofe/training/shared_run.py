@@ -25,6 +25,9 @@ class SharedRun(Run):
     def read(self, name: str) -> bytes:
         return self._ranks.first(lambda: super(SharedRun, self).read(name))
 
+    def read_config(self) -> Any:
+        return self._ranks.first(super().read_config)
+
     def has(self, name: str) -> bool:
         return self._ranks.first(lambda: super(SharedRun, self).has(name))
 
