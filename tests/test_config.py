@@ -5,6 +5,7 @@ import json
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -240,3 +241,11 @@ def test_a_configuration_cannot_be_changed() -> None:
         CONFIG.seed = 1  # type: ignore[misc]
     assert isinstance(CONFIG, RunConfig)
     assert hash(CONFIG) == hash(default_run("alexnet-c100", "cifar100"))
+
+
+def test_the_guide_has_every_field() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    recipes = ("base.paper.", "generalist.", "experts.")
+    for field, _, _ in fields(CONFIG):
+        of_recipe = next((field.removeprefix(recipe) for recipe in recipes if field.startswith(recipe)), field)
+        assert f"`{field}`" in guide or f"`{of_recipe}`" in guide, field
