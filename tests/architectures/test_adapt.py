@@ -3,6 +3,7 @@
 import copy
 import pickle
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -298,6 +299,30 @@ def test_a_model_that_reads_no_usual_size_is_asked_for_its_own() -> None:
     assert nofe.convert(model, HALVES, image_size=100, cut="1")(torch.zeros(1, 3, 100, 100)).shape == (1, 6)
 
 
+class WithFeatures(nn.Sequential):
+    """Reads 32 pixels, and gives more than logits."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(images), images
+
+
+class Cosine(nn.Module):
+    """Its last layer is not called: its weights are taken from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1))
+        self.fc = nn.Linear(8, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.linear(self.trunk(images).flatten(1), F.normalize(self.fc.weight))
+
+
+def scripted(model: nn.Module) -> nn.Module:
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        return torch.jit.script(model)
+
+
 class OwnChoice(nn.Module):
     """Goes by values as `Chooses` does, but inside a layer."""
 
@@ -309,6 +334,9 @@ class OwnChoice(nn.Module):
     ("model", "said"),
     [
         (Chooses(), ["goes by the values that it reads", "take that out"]),
+        (WithFeatures(*plain()), ["gives tuple for images of 32 pixels", "returns the logits alone"]),
+        (Cosine(), ["the weights of fc, which is never called", "self.fc(x)"]),
+        (scripted(plain()), ["torch.jit", "pass what it was made from"]),
         (nn.Sequential(OwnChoice(), *plain()), ["goes by the values that it reads", "take that out"]),
         (nn.Sequential(nn.Conv2d(1, 3, 1), *plain()), ["three channels", "224 pixels: Invalid channel"]),
         (timm.create_model("levit_128s", num_classes=6), ["head_dist.linear alone", "head.linear", "distilled=False"]),
@@ -523,6 +551,36 @@ def test_a_library_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UserError, match="pip install timm"):
         architecture_named("timm:resnet26")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (
+            "def net(classes):",
+            "gives 1000 logits where 2 classes were asked for; pass the number on to its last layer, 4",
+        ),
+        ("def net(classes, width):", "missing a required argument: 'width'); give the rest of its arguments defaults"),
+    ],
+)
+def test_a_function_that_does_not_do_with_a_number_of_classes(
+    function: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told before anything is trained."""
+    (tmp_path / "a_net_of_mine.py").write_text(
+        f"from torch import nn\n{function}\n"
+        "    pool = nn.AdaptiveAvgPool2d(1)\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), pool, nn.Flatten(), nn.Linear(4, 1000))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    zoo.trust("python:a_net_of_mine:net")
+    try:
+        with pytest.raises(UserError) as error:
+            architecture_named("python:a_net_of_mine:net").classifier(5)
+        assert said in str(error.value)
+    finally:
+        sys.modules.pop("a_net_of_mine", None)
+        architecture_named.cache_clear()
 
 
 def test_code_that_a_folder_names_is_not_run_until_the_user_says_so(

@@ -61,6 +61,7 @@ class Plan:
     block_keeps_shape: bool
     features: tuple[int, ...]  # shape of what the trunk gives for one image
     classifier: str  # path of the layer with one output for each class
+    outputs: int  # logits of one image
 
 
 def adapted(
@@ -85,7 +86,13 @@ def adapted(
     def plan() -> Plan:
         with torch.device("meta"):
             image = torch.zeros(1, 3, input_size, input_size)
-            return plan_of(build(2), image, name, cut=cut, scaled=std is not None)
+            planned = plan_of(build(2), image, name, cut=cut, scaled=std is not None)
+        if planned.outputs != 2:
+            raise UserError(
+                f"{name}: gives {planned.outputs} logits where 2 classes were asked for; pass the number on to "
+                f"its last layer, {planned.classifier}"
+            )
+        return planned
 
     def trunk() -> nn.Module:
         model = build(2)
@@ -146,6 +153,7 @@ def plan_of(model: nn.Module, image: Tensor, name: str, *, cut: str = "", scaled
         block_keeps_shape=keeps_shape,
         features=line.shapes[last],
         classifier=line.classifier,
+        outputs=line.outputs,
     )
 
 

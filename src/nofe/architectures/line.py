@@ -40,6 +40,12 @@ class Line:
     def steps(self) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
 
+    @property
+    def outputs(self) -> int:
+        """Logits of one image."""
+        [outcome] = (node for node in self.graph.nodes if node.op == "output")
+        return self.shapes[outcome.args[0]][-1]
+
     def crossing(self, step: fx.Node) -> list[fx.Node]:
         """The values that `step` and those after it read from before it."""
         before: list[fx.Node] = []

@@ -7,6 +7,7 @@ A library is imported when one of its networks is asked for.
 
 import difflib
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -168,6 +169,13 @@ def _python(name: str, network: str, size: int | None) -> _Found:
     function = getattr(_users_module(module_name, name), attribute, None)
     if not callable(function):
         raise UserError(f"architecture {name!r}: {module_name} has no function {attribute}; check the spelling")
+    try:
+        inspect.signature(function).bind(2)
+    except TypeError as error:
+        raise UserError(
+            f"architecture {name!r}: cannot be called with a number of classes alone ({error}); give the rest of its "
+            "arguments defaults"
+        ) from error
     return _checked(function, name), 32, IMAGENET_STD, f"{attribute} of {module_name}"
 
 

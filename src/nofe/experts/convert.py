@@ -7,10 +7,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nofe.architectures.adapt import adapted
+from nofe.architectures.adapt import adapted, plan_of
 from nofe.architectures.fit import drawn_anew, outputs_of, with_outputs
 from nofe.architectures.line import WITH_WEIGHTS, first_line, require_shapes_alone
-from nofe.architectures.width import features_of, with_branch_width
+from nofe.architectures.width import with_branch_width
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts
 from nofe.specialties import Specialties
@@ -44,11 +44,10 @@ def convert(
     with torch.device("meta"):
         structure = copy.deepcopy(model).to("meta")
     name = type(model).__name__
-    plan = adapted(lambda outputs: copy.deepcopy(structure), name, size, cut=cut or "")
+    plan = plan_of(copy.deepcopy(structure), torch.zeros(1, 3, size, size, device="meta"), name, cut=cut or "")
     if branch is not None:
-        branch = _checked(branch, features_of(plan))
-    assert plan.classifier_layer is not None
-    last = plan.classifier_layer()
+        branch = _checked(branch, plan.features)
+    last = plan.classifier
     _require_one_classifier(structure, last, size, name)
 
     def copied(outputs: int) -> nn.Module:
@@ -79,6 +78,10 @@ def convert(
 def _require_callables(model: object, branch: object) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(f"model: is {model!r:.60}, not an nn.Module; pass the network itself, already built")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UserError(
+            "model: is a script of one (torch.jit), which has no layers to cut at; pass what it was made from"
+        )
     if branch is not None and (isinstance(branch, nn.Module) or not callable(branch)):
         raise UserError(
             f"branch: is one {type(branch).__name__} for experts of any size; pass a function that takes a number of "
@@ -143,11 +146,28 @@ def _require_one_classifier(structure: nn.Module, last: str, size: int, name: st
     else:
         reason = f"with one more output of it the logits are {given}"
     if given != outputs + 1:
+        if unused := _never_called(structure, size):
+            raise UserError(
+                f"{name}: its forward computes with the weights of {unused[0]}, which is never called, so experts of "
+                f"other sizes cannot be given one; write it as a layer that is called, self.{unused[0]}(x)"
+            )
         others = f"; it has {', '.join(alike)} with as many outputs" if alike else ""
         raise UserError(
             f"{name}: its logits are not those of its last layer {last} alone ({reason}){others}; build it with a "
             "single classifier (timm: distilled=False), or train it by name, as timm:NAME"
         )
+
+
+def _never_called(structure: nn.Module, size: int) -> list[str]:
+    """Layers with weights, and with as many outputs as there are logits."""
+    watched = copy.deepcopy(structure).eval()
+    called: set[nn.Module] = set()
+    for layer in watched.modules():
+        layer.register_forward_hook(lambda layer, *_: called.add(layer))
+    with torch.no_grad():
+        logits = watched(torch.zeros(1, 3, size, size, device="meta")).shape[-1]
+    layers = ((path, layer) for path, layer in watched.named_modules() if isinstance(layer, WITH_WEIGHTS))
+    return [path for path, layer in layers if layer not in called and outputs_of(layer) == logits]
 
 
 def _readable_size(model: nn.Module) -> int:
@@ -164,7 +184,10 @@ def _readable_size(model: nn.Module) -> int:
             continue
         if isinstance(logits, Tensor):
             return size
-        reasons.append(f"{size} pixels: it gives {type(logits).__name__}, not a tensor of logits")
+        raise UserError(
+            f"{name}: gives {type(logits).__name__} for images of {size} pixels, not a tensor of logits; pass a module "
+            "whose forward returns the logits alone"
+        )
     raise UserError(
         f"{name}: cannot read images of three channels at a usual size ({reasons[0]}); pass image_size= the "
         "side of its images in pixels, or where it reads other channels a network for three"
