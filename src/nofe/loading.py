@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from nofe import config as configuration
 from nofe import runs
@@ -23,6 +23,7 @@ from nofe.experts.network import NetworkOfExperts, plant_experts
 from nofe.pipeline import held_out, left_out_earlier, read_dataset, was_streamed
 from nofe.runs import Run
 from nofe.specialties import Specialties
+from nofe.stages import FILES_OF_STAGE, base_recipes
 from nofe.training.runtime import Runtime
 
 
@@ -37,6 +38,7 @@ class FinishedRun:
 
     @property
     def crop(self) -> int:
+        """Pixels a side of what the network of experts reads; bases may read others (`stages.crop_of_stage`)."""
         return self.config.experts.augmentation.crop
 
     def architecture(self) -> Architecture:
@@ -59,6 +61,16 @@ class FinishedRun:
         base = self.architecture().classifier(len(self.class_names))
         base.load_state_dict(safetensors.torch.load(self.run.read(file)))
         return base.eval()
+
+    def classifiers(self) -> dict[str, nn.Module]:
+        """Every network that tells classes apart, by stage, the experts fused. A run may end before them (`until`)."""
+        bases = {stage: self.base(*FILES_OF_STAGE[stage]) for stage in base_recipes(self.config)}
+        networks: dict[str, nn.Module] = {stage: base for stage, base in bases.items() if base is not None}
+        if self.config.until == "experts":
+            experts = self.network()
+            experts.fuse()
+            networks["experts"] = experts
+        return networks
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Bytes (N, 3, H, W) to what the network reads (N, 3, h, w)."""

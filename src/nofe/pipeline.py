@@ -36,13 +36,13 @@ from nofe.data.batches import DeviceImages, pixel_mean
 from nofe.data.stored import Looked, StoredImages, leave_out, look_through, open_dataset
 from nofe.data.stream import on_device
 from nofe.errors import RunError, UserError
-from nofe.evaluation import by_specialty, predict
+from nofe.evaluation import by_specialty, predict, predictions_of
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
 from nofe.experts.size import sizes_of
 from nofe.generalist import train_generalist
 from nofe.report.page import report_if_possible
 from nofe.report.text import sizes_in_words
-from nofe.reuse import FILES_OF_STAGE, adopt, base_recipes
+from nofe.reuse import adopt
 from nofe.runs import Run
 from nofe.specialties import (
     Specialties,
@@ -57,6 +57,7 @@ from nofe.specialties import (
     update_named,
     wordnet_specialties,
 )
+from nofe.stages import FILES_OF_STAGE, base_recipes, crop_of_stage, recipe_of_stage
 from nofe.streams import seed_for, stream
 from nofe.training.journal import Journal
 from nofe.training.progress import Progress, Silent
@@ -280,10 +281,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
 
 def longest_stage(config: RunConfig, images: int) -> int:
     """How many training steps it has."""
-    recipes: list[Recipe] = list(base_recipes(config).values())
-    recipes += [config.generalist] if config.until != "base" else []
-    recipes += [config.experts] if config.until == "experts" else []
-    return max(recipe.epochs * (images // recipe.batch) for recipe in recipes)
+    return max(recipe.epochs * (images // recipe.batch) for recipe in recipe_of_stage(config).values())
 
 
 def experts_compiled_ahead(task: Task) -> AbstractContextManager[CompilingAhead | None]:
@@ -471,19 +469,19 @@ def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
     config = task.config
     lines = task.run.metrics()
     figures = {stage: last_epoch(task, lines, stage, network) for stage, network in networks.items()}
-    for stage, recipe in (base_recipes(config) | {"experts": config.experts}).items():
-        if stage in networks:
-            predictions = predict(networks[stage], task.test, recipe.augmentation.crop, task.runtime)
-            figures[stage] |= {"accuracy": predictions.top(1), "top_5": predictions.top(5)}
+    over_classes = {stage: network for stage, network in networks.items() if stage != "generalist"}
+    predictions = predictions_of(over_classes, crop_of_stage(config), task.test, task.runtime)
+    for stage, each in predictions.items():
+        figures[stage] |= {"accuracy": each.top(1), "top_5": each.top(5)}
     summary: dict[str, Any] = {"networks": figures, "config": configuration.to_json(config)}
     if "generalist" in networks:
         specialties = Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
         summary["groups"] = kept_together(task.dataset, specialties)
     if "experts" in networks:
-        stored = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
+        by_experts = predictions["experts"]
+        stored = {field.name: getattr(by_experts, field.name) for field in dataclasses.fields(by_experts)}
         task.run.write(runs.PREDICTIONS, _npz(**stored))
-        each = by_specialty(predictions, specialties)
-        summary["specialties"] = [dataclasses.asdict(specialty) for specialty in each]
+        summary["specialties"] = [dataclasses.asdict(specialty) for specialty in by_specialty(by_experts, specialties)]
     task.run.write_json(runs.SUMMARY, summary)
     return summary
 
