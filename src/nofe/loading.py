@@ -1,12 +1,10 @@
 """A finished run, ready to use: the network, its class names, and how its images are prepared."""
 
-import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -25,6 +23,7 @@ from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.stages import FILES_OF_STAGE, base_recipes
 from nofe.training.runtime import Runtime
+from nofe.training.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class FinishedRun:
 
     def network(self) -> NetworkOfExperts:
         network = plant_experts(self.architecture(), self.specialties())
-        network.load_state_dict(safetensors.torch.load(self.run.read(runs.NETWORK)))
+        load_weights(network, self.run, runs.NETWORK)
         network.class_names = self.class_names
         network.preprocess = self.preprocess
         return network.eval()
@@ -59,7 +58,7 @@ class FinishedRun:
         if not self.run.has(file):
             return None
         base = self.architecture().classifier(len(self.class_names))
-        base.load_state_dict(safetensors.torch.load(self.run.read(file)))
+        load_weights(base, self.run, file)
         return base.eval()
 
     def classifiers(self) -> dict[str, nn.Module]:
@@ -92,9 +91,8 @@ def open_finished(path: Path | str) -> FinishedRun:
     if not run.file(runs.CONFIG).exists():
         raise UserError(f"{path}: no run is here (there is no {runs.CONFIG}); make one with nofe train --out {path}")
     config: Any = configuration.from_json(run.read_json(runs.CONFIG))
-    with np.load(io.BytesIO(run.read(runs.INPUT)), allow_pickle=False) as stored:
-        names = tuple(str(name) for name in stored["class_names"])
-        return FinishedRun(run, config, names, stored["mean"])
+    stored = run.read_arrays(runs.INPUT)
+    return FinishedRun(run, config, tuple(str(name) for name in stored["class_names"]), stored["mean"])
 
 
 def load(path: Path | str) -> NetworkOfExperts:

@@ -9,7 +9,6 @@ Every arrow is one value here and one file in the run folder; a stage whose file
 """
 
 import dataclasses
-import io
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -60,11 +58,12 @@ from nofe.specialties import (
 from nofe.stages import FILES_OF_STAGE, base_recipes, crop_of_stage, recipe_of_stage
 from nofe.streams import seed_for, stream
 from nofe.training.journal import Journal
-from nofe.training.progress import Progress, Silent
+from nofe.training.progress import Progress, Silent, closing
 from nofe.training.ranks import Ranks
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, environment, make_runtime, stopping_on_signals
 from nofe.training.shared_run import open_shared_run
+from nofe.training.weights import restored, write_weights
 
 
 def train(
@@ -140,15 +139,6 @@ class Spent:
     def in_words(self) -> str:
         parts = [f"{what} {seconds:,.0f}" for what, seconds in self.seconds.items() if seconds >= 1]
         return f"It took {sum(self.seconds.values()):,.0f} s" + (f": {', '.join(parts)}" if parts else "")
-
-
-@contextmanager
-def closing(progress: Progress) -> Iterator[None]:
-    """A run that fails leaves the terminal as it was."""
-    try:
-        yield
-    finally:
-        progress.end()
 
 
 @dataclass(frozen=True)
@@ -262,11 +252,10 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | {"data": described})
     if not (begun and run.has(runs.INPUT)):
         mean = runtime.ranks.first(lambda: pixel_mean(dataset.train))
-        run.write(runs.INPUT, _npz(mean=mean, class_names=np.array(dataset.class_names)))
+        run.write_arrays(runs.INPUT, mean=mean, class_names=np.array(dataset.class_names))
     if not begun:
         run.write_json(runs.CONFIG, configuration.to_json(config))  # last: its presence marks a run that has begun
-    with np.load(io.BytesIO(run.read(runs.INPUT)), allow_pickle=False) as stored:
-        mean = stored["mean"]
+    mean = run.read_arrays(runs.INPUT)["mean"]
     return Task(
         config=config,
         architecture=architecture_of(config, dataset.classes),
@@ -310,10 +299,10 @@ def train_base(task: Task, stage: str, recipe: Recipe) -> Classifier:
     [file] = FILES_OF_STAGE[stage]
     task.seeded("base")
     base = task.architecture.classifier(task.classes)
-    if not restored(base, file, task):
+    if not restored(base, task.run, file, task.runtime.device):
         begin_from_weights(task, base)
         train_over_classes(task, stage, base, recipe)
-        task.run.write(file, weights(base))
+        write_weights(base, task.run, file)
     return base
 
 
@@ -333,7 +322,7 @@ def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Class
     specialties = first_specialties(task, base)
     task.seeded("generalist")
     generalist = task.architecture.classifier(specialties.count)
-    if task.run.has(runs.SPECIALTIES) and restored(generalist, runs.GENERALIST, task):
+    if task.run.has(runs.SPECIALTIES) and restored(generalist, task.run, runs.GENERALIST, task.runtime.device):
         return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
     task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out
     begin_from_weights(task, generalist)
@@ -351,7 +340,7 @@ def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Class
         task.journal,
     )
     task.run.write_json(runs.SPECIALTIES, specialties.to_json(task.dataset.class_names))
-    task.run.write(runs.GENERALIST, weights(generalist))
+    write_weights(generalist, task.run, runs.GENERALIST)
     return generalist, specialties
 
 
@@ -411,14 +400,14 @@ def train_experts(task: Task, generalist: nn.Module, specialties: Specialties) -
         network = grow_experts(task.architecture, specialties, generalist)
     else:
         network = plant_experts(task.architecture, specialties)
-    if not restored(network, runs.NETWORK, task):
+    if not restored(network, task.run, runs.NETWORK, task.runtime.device):
         if task.config.adapt.frozen_trunk:
             network.freeze_trunk()
         network.fuse()
         choose_kernels(task, network)
         train_over_classes(task, "experts", network, task.config.experts)
         network.unfuse()
-        task.run.write(runs.NETWORK, weights(network))
+        write_weights(network, task.run, runs.NETWORK)
     elif not task.run.has(runs.KERNELS):
         task.run.discard(runs.KERNELS)  # damaged, and of no use any more
     return network
@@ -480,7 +469,7 @@ def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
     if "experts" in networks:
         by_experts = predictions["experts"]
         stored = {field.name: getattr(by_experts, field.name) for field in dataclasses.fields(by_experts)}
-        task.run.write(runs.PREDICTIONS, _npz(**stored))
+        task.run.write_arrays(runs.PREDICTIONS, **stored)
         summary["specialties"] = [dataclasses.asdict(specialty) for specialty in by_specialty(by_experts, specialties)]
     task.run.write_json(runs.SUMMARY, summary)
     return summary
@@ -505,26 +494,6 @@ def kept_together(dataset: Dataset, specialties: Specialties) -> dict[str, dict[
         name: {"together": pairs_together(given_groups(ids), specialties), "by_chance": chance}
         for name, ids in dataset.groups.items()
     }
-
-
-def weights(model: nn.Module) -> bytes:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    return safetensors.torch.save(tensors)
-
-
-def restored(model: nn.Module, file: str, task: Task) -> bool:
-    """Load a finished stage from its file, if there is one."""
-    model.to(task.runtime.device)
-    if not task.run.has(file):
-        return False
-    model.load_state_dict(safetensors.torch.load(task.run.read(file)))
-    return True
-
-
-def _npz(**arrays: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
 
 
 def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:

@@ -34,12 +34,11 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
     keys = {stage: digest(common, base=configuration.unstructured(recipe)) for stage, recipe in recipes.items()}
     if config.until == "base":
         return keys
-    needs_base = config.specialties.rule == "spectral" or config.generalist.start == "base"
     keys["generalist"] = digest(
         common,
         specialties=configuration.unstructured(config.specialties),
         generalist=configuration.unstructured(config.generalist),
-        base=next(iter(keys.values())) if needs_base else None,
+        base=next(iter(keys.values())) if config.needs_base else None,
     )
     if config.until == "experts":
         branches = {} if config.adapt == AdaptConfig() else {"branches": configuration.unstructured(config.adapt)}
