@@ -14,11 +14,10 @@ from nofe import runs
 from nofe.architectures import Architecture, Classifier
 from nofe.config import RunConfig, architecture_of
 from nofe.data.batches import DeviceImages, centre_crop
-from nofe.data.stored import Looked, leave_out
 from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.pipeline import held_out, left_out_earlier, read_dataset, was_streamed
+from nofe.run_images import images_of_finished_run
 from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.stages import FILES_OF_STAGE, base_recipes
@@ -78,9 +77,7 @@ class FinishedRun:
 
     def test_images(self, runtime: Runtime, root: Path | None = None) -> DeviceImages:
         data = self.config.data if root is None else replace(self.config.data, root=str(root))
-        config = replace(self.config, data=data)
-        listed = read_dataset(config, runtime, was_streamed(self.run))
-        dataset = held_out(config, leave_out(listed, left_out_earlier(self.run) or Looked({})))
+        dataset = images_of_finished_run(replace(self.config, data=data), self.run, runtime)
         if dataset.class_names != self.class_names:
             raise UserError(f"{data.name}: has other classes than the run {self.run.path}; name the data it had")
         return on_device(dataset.test, self.mean, runtime.device)

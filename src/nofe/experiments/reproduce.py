@@ -278,7 +278,7 @@ _DATASETS: dict[str, Any] = {}
 def _dataset(config: RunConfig) -> Any:
     """Read once in each process."""
     from nofe.architectures import architecture_named
-    from nofe.pipeline import read_dataset
+    from nofe.run_images import read_dataset
 
     key = f"{config.data} at {architecture_named(config.architecture).image_size} pixels"
     if key not in _DATASETS:
