@@ -91,7 +91,7 @@ def test_a_short_generalist_trains_uncompiled_while_the_experts_are_compiled(
         def __exit__(self, *_: object) -> None:
             happened.append("ended")
 
-    monkeypatch.setattr(pipeline, "CompilingAhead", Noting)
+    monkeypatch.setattr("nofe.compiling.CompilingAhead", Noting)
     runtime = make_runtime("cpu", compile=True, kernels="together")
     runtime.compile_ahead = True
     pipeline.train(small_run(*SETTINGS), tmp_path / "run", runtime=runtime, dataset=small_dataset())

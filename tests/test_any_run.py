@@ -17,10 +17,10 @@ from nofe.cli import _configured
 from nofe.config import to_json, with_settings
 from nofe.data import Dataset
 from nofe.errors import UserError
-from nofe.pipeline import prepare
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
 from nofe.runs import Run, open_run
+from nofe.task import prepare
 from nofe.training.progress import Silent
 from nofe.training.ranks import Ranks
 from nofe.training.runtime import make_runtime
@@ -175,7 +175,7 @@ def test_a_run_that_was_begun_with_a_random_frozen_trunk_goes_on(
     with pytest.raises(UserError, match=r"--frozen-trunk: .* --pretrained or --weights FILE"):
         nofe.train(out, dataset, "small", 2, settings=settings, device="cpu", quiet=True)
     config = configure(dataset.name, "small", 2, settings=settings)
-    monkeypatch.setattr("nofe.pipeline._require_same_data", lambda *_: None)
+    monkeypatch.setattr("nofe.task.require_same_images", lambda *_: None)
     with open_run(out, resume=False, check=lambda _: None) as begun:
         begun.write_json(runs.CONFIG, to_json(config))
         assert prepare(config, dataset, begun, make_runtime("cpu"), Silent()).config.adapt.frozen_trunk

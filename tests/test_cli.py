@@ -17,16 +17,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import nofe
 from conftest import small_dataset
-from nofe import runs
+from nofe import evaluation, runs
 from nofe.__main__ import main
 from nofe.architectures import ARCHITECTURES
 from nofe.data import DATASETS
+from nofe.data.batches import DeviceImages
+from nofe.evaluation import Predictions
+from nofe.experiments.measures import ten_crops
 from nofe.recipes import SUMMARIES
 from nofe.runs import Run
 from nofe.specialties import RULES
+from nofe.training.runtime import make_runtime
 
 COLOURS = {"ant": (220, 30, 30), "bee": (220, 60, 30), "cow": (30, 30, 220), "dog": (30, 60, 220)}
 SHORT = [
@@ -174,10 +179,34 @@ def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path
     assert "has until=base, and a page is of experts" in refusal("report", tmp_path / "bases")
 
 
+def test_each_network_is_judged_by_the_crop_of_its_own_recipe(
+    animals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the run, by `evaluate` after it, and by the ten crops of an experiment."""
+    run, predict = tmp_path / "run", evaluation.predict
+    crops: list[int] = []
+
+    def noting(model: nn.Module, images: DeviceImages, crop: int, *rest: Any) -> Predictions:
+        crops.append(crop)
+        return predict(model, images, crop, *rest)
+
+    monkeypatch.setattr(evaluation, "predict", noting)
+    network = [*SHORT, "--architecture", "timm:test_resnet@32"]  # which reads images of any size
+    base = ["--base", "paper", "--set", "base.paper.epochs=1", "--set", "base.paper.augmentation.crop=20"]
+    answered("train", "--dataset", f"folder:{animals}", *network, *base, "--out", run)
+    figures = json.loads(answered("evaluate", run, "--json"))
+    for stage, each in Run(run).read_json(runs.SUMMARY)["networks"].items():
+        if stage != "generalist":
+            assert (figures[stage]["top_1"], figures[stage]["top_5"]) == (each["accuracy"], each["top_5"])
+    assert ten_crops(run, make_runtime("cpu")).keys() == {"base-paper", "experts"}
+    assert crops == 3 * [20, 32]
+
+
 def test_specialties_alone_are_no_classifier(animals: Path, tmp_path: Path) -> None:
     settings = [*SHORT, "--dataset", f"folder:{animals}", "--base", "none", "--set", "until=specialties"]
     answered("train", *settings, "--out", tmp_path / "run")
     assert "has specialties and no classifier; train experts" in refusal("evaluate", tmp_path / "run")
+    assert ten_crops(tmp_path / "run", make_runtime("cpu")) == {}
 
 
 def test_specialties_are_a_partition_of_the_classes(finished: Path) -> None:

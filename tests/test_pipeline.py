@@ -16,6 +16,7 @@ from nofe.errors import RunError
 from nofe.pipeline import train
 from nofe.runs import Run
 from nofe.specialties import Specialties
+from nofe.summary import kept_together
 from nofe.training.runtime import make_runtime
 
 SETTINGS = ("experts.epochs=1", "generalist.epochs=2")
@@ -146,9 +147,7 @@ def test_the_configuration_is_the_last_to_be_written(tmp_path: Path, monkeypatch
 def test_groups_kept_together_are_counted_in_pairs() -> None:
     dataset = small_dataset(classes=8)  # four pairs
     one_pair_apart = Specialties(np.array([0, 0, 0, 1, 1, 1, 0, 1]))  # 2-3 and 6-7 are split
-    assert pipeline.kept_together(dataset, one_pair_apart) == {
-        "pair": {"together": 0.5, "by_chance": pytest.approx(12 / 28)}
-    }
+    assert kept_together(dataset, one_pair_apart) == {"pair": {"together": 0.5, "by_chance": pytest.approx(12 / 28)}}
 
 
 STILL = ("experts.epochs=1", "generalist.epochs=1", "experts.rate=1e-12", "generalist.rate=1e-12")

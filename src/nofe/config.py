@@ -88,8 +88,7 @@ class RunConfig:
         if self.seed < 0:
             raise UserError(f"seed={self.seed}: out of range; use 0 or more")
         require_precision(self.precision)
-        needs_base = self.specialties.rule == "spectral" or self.generalist.start == "base"
-        if needs_base and self.base.by == "none":
+        if self.needs_base and self.base.by == "none":
             raise UserError("base.by=none: spectral specialties and generalist.start=base need a base; leave it on")
         if self.adapt.parameters and self.specialties.rule == "groups":
             raise UserError(
@@ -98,6 +97,11 @@ class RunConfig:
             )
         if self.until == "base" and self.base.by == "none":
             raise UserError("until=base, base.by=none: nothing is left to train; leave one of them out")
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the generalist or its specialties start from a base."""
+        return self.specialties.rule == "spectral" or self.generalist.start == "base"
 
 
 def architecture_of(config: RunConfig, classes: int) -> Architecture:

@@ -1,6 +1,6 @@
 """What a trained network knows: accuracy by class and by specialty, confusions inside and across specialties."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +124,20 @@ def predict(model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime,
     filled = slice(runtime.ranks.first(lambda: known))
     whole = (runtime.ranks.sum(table)[:, filled].cpu().numpy() for table in (classes, probabilities))
     return Predictions(images.labels.cpu().numpy(), *whole)
+
+
+def predictions_of(
+    networks: Mapping[str, nn.Module],
+    crop_of_stage: Mapping[str, int],
+    images: DeviceImages,
+    runtime: Runtime,
+    crops: int = 1,
+) -> dict[str, Predictions]:
+    """Those of every network of a run, by stage: each reads images of the size that its own recipe has."""
+    return {
+        stage: predict(network.to(runtime.device), images, crop_of_stage[stage], runtime, crops)
+        for stage, network in networks.items()
+    }
 
 
 def by_specialty(predictions: Predictions, specialties: Specialties) -> list[SpecialtyFigures]:

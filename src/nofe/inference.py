@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from nofe import runs
 from nofe.data.folder import find_images, read_images
 from nofe.errors import UserError
-from nofe.evaluation import by_specialty, predict
+from nofe.evaluation import by_specialty, predictions_of
 from nofe.frozen import frozen
 from nofe.loading import open_finished
+from nofe.stages import crop_of_stage
 from nofe.training.runtime import Runtime
 
 FILES_AT_ONCE = 64
@@ -21,27 +20,21 @@ FILES_AT_ONCE = 64
 def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, crops: int = 1) -> dict[str, Any]:
     """Top-1 and top-5 of every network that tells classes apart, and where the experts' mistakes go.
 
-    By one view of an image, or by ten. A run may end before the experts (`until`).
+    By one view of an image, or by ten.
     """
     finished = open_finished(path)
     runtime.use_precision(finished.config.precision)
-    bases = {"base": finished.base(), "base-paper": finished.base(runs.PAPER_BASE)}
-    networks: dict[str, nn.Module] = {name: base for name, base in bases.items() if base is not None}
-    if finished.config.until == "experts":
-        network = finished.network()
-        network.fuse()
-        networks["experts"] = network
-    elif not networks:
+    networks = finished.classifiers()
+    if not networks:
         raise UserError(
             f"{path}: has specialties and no classifier; train experts, with another --out and without until"
         )
     test = finished.test_images(runtime, data_root)
+    predictions = predictions_of(networks, crop_of_stage(finished.config), test, runtime, crops)
     figures: dict[str, Any] = {"run": str(path), "images": len(test), "crops": crops}
-    for name, each in networks.items():
-        predictions = predict(each.to(runtime.device), test, finished.crop, runtime, crops)
-        figures[name] = {"top_1": predictions.top(1), "top_5": predictions.top(5)}
-    if "experts" in networks:
-        by_expert = by_specialty(predictions, network.specialties)
+    figures |= {stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()}
+    if "experts" in predictions:
+        by_expert = by_specialty(predictions["experts"], finished.specialties())
         for kind in ("confused_inside", "confused_across"):
             total = sum(getattr(figure, kind) * figure.images for figure in by_expert)
             figures["experts"][kind] = total / len(test)

@@ -1,29 +1,28 @@
 """A finished run, ready to use: the network, its class names, and how its images are prepared."""
 
-import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from nofe import config as configuration
 from nofe import runs
 from nofe.architectures import Architecture, Classifier
 from nofe.config import RunConfig, architecture_of
 from nofe.data.batches import DeviceImages, centre_crop
-from nofe.data.stored import Looked, leave_out
 from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.pipeline import held_out, left_out_earlier, read_dataset, was_streamed
+from nofe.run_images import images_of_finished_run
 from nofe.runs import Run
 from nofe.specialties import Specialties
+from nofe.stages import FILES_OF_STAGE, base_recipes
 from nofe.training.runtime import Runtime
+from nofe.training.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class FinishedRun:
 
     @property
     def crop(self) -> int:
+        """Pixels a side of what the network of experts reads; bases may read others (`stages.crop_of_stage`)."""
         return self.config.experts.augmentation.crop
 
     def architecture(self) -> Architecture:
@@ -47,7 +47,7 @@ class FinishedRun:
 
     def network(self) -> NetworkOfExperts:
         network = plant_experts(self.architecture(), self.specialties())
-        network.load_state_dict(safetensors.torch.load(self.run.read(runs.NETWORK)))
+        load_weights(network, self.run, runs.NETWORK)
         network.class_names = self.class_names
         network.preprocess = self.preprocess
         return network.eval()
@@ -57,8 +57,18 @@ class FinishedRun:
         if not self.run.has(file):
             return None
         base = self.architecture().classifier(len(self.class_names))
-        base.load_state_dict(safetensors.torch.load(self.run.read(file)))
+        load_weights(base, self.run, file)
         return base.eval()
+
+    def classifiers(self) -> dict[str, nn.Module]:
+        """Every network that tells classes apart, by stage, the experts fused. A run may end before them (`until`)."""
+        bases = {stage: self.base(*FILES_OF_STAGE[stage]) for stage in base_recipes(self.config)}
+        networks: dict[str, nn.Module] = {stage: base for stage, base in bases.items() if base is not None}
+        if self.config.until == "experts":
+            experts = self.network()
+            experts.fuse()
+            networks["experts"] = experts
+        return networks
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Bytes (N, 3, H, W) to what the network reads (N, 3, h, w)."""
@@ -67,9 +77,7 @@ class FinishedRun:
 
     def test_images(self, runtime: Runtime, root: Path | None = None) -> DeviceImages:
         data = self.config.data if root is None else replace(self.config.data, root=str(root))
-        config = replace(self.config, data=data)
-        listed = read_dataset(config, runtime, was_streamed(self.run))
-        dataset = held_out(config, leave_out(listed, left_out_earlier(self.run) or Looked({})))
+        dataset = images_of_finished_run(replace(self.config, data=data), self.run, runtime)
         if dataset.class_names != self.class_names:
             raise UserError(f"{data.name}: has other classes than the run {self.run.path}; name the data it had")
         return on_device(dataset.test, self.mean, runtime.device)
@@ -80,9 +88,8 @@ def open_finished(path: Path | str) -> FinishedRun:
     if not run.file(runs.CONFIG).exists():
         raise UserError(f"{path}: no run is here (there is no {runs.CONFIG}); make one with nofe train --out {path}")
     config: Any = configuration.from_json(run.read_json(runs.CONFIG))
-    with np.load(io.BytesIO(run.read(runs.INPUT)), allow_pickle=False) as stored:
-        names = tuple(str(name) for name in stored["class_names"])
-        return FinishedRun(run, config, names, stored["mean"])
+    stored = run.read_arrays(runs.INPUT)
+    return FinishedRun(run, config, tuple(str(name) for name in stored["class_names"]), stored["mean"])
 
 
 def load(path: Path | str) -> NetworkOfExperts:

@@ -8,62 +8,49 @@
 Every arrow is one value here and one file in the run folder; a stage whose file is there is not run again.
 """
 
-import dataclasses
-import io
-import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import safetensors.torch
-import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from nofe import config as configuration
 from nofe import runs
-from nofe.ahead import CompilingAhead
-from nofe.architectures import Architecture, Classifier, architecture_named, parameter_count
+from nofe.architectures import Classifier
 from nofe.architectures.pretrained import read_weights, start_from
+from nofe.checks import require_same_config
 from nofe.classifier import train_classifier
-from nofe.config import RunConfig, SpecialtiesConfig, architecture_of
+from nofe.compiling import choose_kernels, experts_compiled_ahead, is_generalist_compiled
+from nofe.config import RunConfig, SpecialtiesConfig
 from nofe.data import Dataset
-from nofe.data.batches import DeviceImages, pixel_mean
-from nofe.data.stored import Looked, StoredImages, leave_out, look_through, open_dataset
-from nofe.data.stream import on_device
-from nofe.errors import RunError, UserError
-from nofe.evaluation import by_specialty, predict
+from nofe.data.groups import group_of_class
+from nofe.evaluation import predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
-from nofe.experts.size import sizes_of
 from nofe.generalist import train_generalist
 from nofe.report.page import report_if_possible
 from nofe.report.text import sizes_in_words
-from nofe.reuse import FILES_OF_STAGE, adopt, base_recipes
-from nofe.runs import Run
+from nofe.reuse import adopt
+from nofe.run_images import images_of_run
 from nofe.specialties import (
     Specialties,
     Update,
-    chance_of_pairs_together,
     class_confusion,
     given_groups,
-    pairs_together,
     random_balanced,
     rule_named,
     spectral,
     update_named,
     wordnet_specialties,
 )
-from nofe.streams import seed_for, stream
-from nofe.training.journal import Journal
-from nofe.training.progress import Progress, Silent
-from nofe.training.ranks import Ranks
+from nofe.stages import FILES_OF_STAGE, base_recipes
+from nofe.streams import stream
+from nofe.summary import sizes_before_training, summarise
+from nofe.task import Task, prepare
+from nofe.training.progress import Progress, Silent, closing
 from nofe.training.recipe import Recipe
-from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, environment, make_runtime, stopping_on_signals
+from nofe.training.runtime import Runtime, make_runtime, stopping_on_signals
 from nofe.training.shared_run import open_shared_run
+from nofe.training.spent import Spent
+from nofe.training.weights import restored, write_weights
 
 
 def train(
@@ -84,17 +71,14 @@ def train(
     runtime.use_precision(config.precision)
     ranks = runtime.ranks
     progress = progress if progress and ranks.rank == 0 else Silent()
-    with open_shared_run(out, resume=resume, check=lambda run: _require_same(config, run), ranks=ranks) as run:
+    with open_shared_run(out, resume=resume, check=lambda run: require_same_config(config, run), ranks=ranks) as run:
         if run.has(runs.SUMMARY) and not run.damaged():
             progress.say(f"{out}: this run is complete")
             return dict(run.read_json(runs.SUMMARY))
         spent = Spent()
         with stopping_on_signals(runtime), closing(progress):
             with spent.on("images"):
-                streamed = was_streamed(run)
-                listed = read_by_every_rank(lambda: dataset or read_dataset(config, runtime, streamed), ranks)
-                readable = without_unreadable(config, listed, run, ranks)
-                images = ranks.each(lambda: held_out(config, readable))
+                images = images_of_run(config, run, runtime, dataset)
                 task = prepare(config, images, run, runtime, progress)
             for stage in ranks.first(lambda: adopt(run, config, donors)):
                 progress.say(f"{stage}: taken from another run")
@@ -124,185 +108,6 @@ def train(
         return summary
 
 
-class Spent:
-    """Where the time of a run went. Of one that was interrupted, the part since then."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def on(self, what: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.seconds[what] = round(time.monotonic() - began, 1)
-
-    def in_words(self) -> str:
-        parts = [f"{what} {seconds:,.0f}" for what, seconds in self.seconds.items() if seconds >= 1]
-        return f"It took {sum(self.seconds.values()):,.0f} s" + (f": {', '.join(parts)}" if parts else "")
-
-
-@contextmanager
-def closing(progress: Progress) -> Iterator[None]:
-    """A run that fails leaves the terminal as it was."""
-    try:
-        yield
-    finally:
-        progress.end()
-
-
-@dataclass(frozen=True)
-class Task:
-    """What every stage needs."""
-
-    config: RunConfig
-    architecture: Architecture
-    dataset: Dataset
-    train: DeviceImages
-    test: DeviceImages
-    run: Run
-    runtime: Runtime
-    journal: Journal
-
-    @property
-    def classes(self) -> int:
-        return self.dataset.classes
-
-    def seeded(self, what: str) -> None:
-        """Initial weights depend on the seed and on what they are for, not on what ran before."""
-        torch.manual_seed(seed_for(self.config.seed, what, "weights"))
-
-
-def read_dataset(config: RunConfig, runtime: Runtime | None = None, streamed: bool | None = None) -> Dataset:
-    """In memory, or on disk where the images are too many; `streamed` is how the run had them when it began."""
-    return open_dataset(
-        config.data.name,
-        root=Path(config.data.root),
-        image_size=architecture_named(config.architecture).image_size,
-        seed=config.data.seed,
-        skip_unreadable=config.data.skip_unreadable,
-        test=config.data.test,
-        stream=streamed if config.data.stream is None else config.data.stream,
-        memory=runtime.memory_for_images() if runtime else None,
-        workers=runtime.workers if runtime else 0,
-    )
-
-
-def was_streamed(run: Run) -> bool | None:
-    """None before the run has begun."""
-    if not (run.has(runs.CONFIG) and run.has(runs.ENVIRONMENT)):
-        return None
-    return bool(run.read_json(runs.ENVIRONMENT)["data"].get("streamed", False))
-
-
-def without_unreadable(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> Dataset:
-    """Of images on disk: rank 0 looks at each of them before the run begins; one that goes on leaves out the same."""
-    found = left_out_earlier(run) or ranks.first(
-        lambda: look_through(dataset, skip_unreadable=config.data.skip_unreadable)
-    )
-    return leave_out(dataset, found)
-
-
-def left_out_earlier(run: Run) -> Looked | None:
-    """None before the run has begun."""
-    if was_streamed(run) is None:
-        return None
-    return Looked(run.read_json(runs.ENVIRONMENT)["data"].get("unreadable", {}))
-
-
-def held_out(config: RunConfig, dataset: Dataset) -> Dataset:
-    """With data.hold_out the test images are put aside, and a part of the training images stands in for them."""
-    return dataset.hold_out(config.data.hold_out, config.data.seed) if config.data.hold_out else dataset
-
-
-def read_by_every_rank(read: Callable[[], Dataset], ranks: Ranks) -> Dataset:
-    """Nodes may share no disk, so every rank reads for itself; all must find the same images."""
-    dataset = ranks.each(read)
-    of_first = ranks.first(dataset.fingerprint)
-
-    def require_the_same() -> None:
-        if dataset.fingerprint() != of_first:
-            raise UserError(f"{dataset.name}: other images than on rank 0; put the same data on every node")
-
-    ranks.each(require_the_same)
-    return dataset
-
-
-def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
-    """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
-    _require_fitting_crops(config, dataset)
-    if config.adapt.weights:
-        read_weights(config.adapt.weights, config.architecture)  # a misspelt file, before anything is trained
-    elif config.adapt.frozen_trunk and not run.has(runs.CONFIG):  # runs of before this was asked go on
-        raise UserError(
-            "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights with --pretrained "
-            "or --weights FILE"
-        )
-    if config.specialties.rule == "groups":
-        runtime.ranks.first(lambda: group_of_class(config.specialties.groups, dataset))  # misspelt? before training
-    elif config.specialties.count > dataset.classes:
-        raise UserError(
-            f"--experts {config.specialties.count}: more than the {dataset.classes} classes of {config.data.name}; "
-            f"use 2 to {dataset.classes}"
-        )
-    if config.specialties.rule == "wordnet":
-        wordnet_specialties(dataset.class_ids or dataset.class_names, config.specialties.count)
-    described = {
-        "dataset": dataset.name,
-        "fingerprint": dataset.fingerprint(),
-        "classes": list(dataset.class_names),
-        "streamed": isinstance(dataset.train, StoredImages),
-        "unreadable": {part: list(names) for part, names in dataset.left_out.items()},
-    }
-    runtime.decide_on_compiling(longest_stage(config, len(dataset.train.labels)))
-    if begun := run.has(runs.CONFIG):
-        _require_same_data(dataset, run)
-    else:
-        run.discard_all()  # what an earlier configuration may have left here
-        run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | {"data": described})
-    if not (begun and run.has(runs.INPUT)):
-        mean = runtime.ranks.first(lambda: pixel_mean(dataset.train))
-        run.write(runs.INPUT, _npz(mean=mean, class_names=np.array(dataset.class_names)))
-    if not begun:
-        run.write_json(runs.CONFIG, configuration.to_json(config))  # last: its presence marks a run that has begun
-    with np.load(io.BytesIO(run.read(runs.INPUT)), allow_pickle=False) as stored:
-        mean = stored["mean"]
-    return Task(
-        config=config,
-        architecture=architecture_of(config, dataset.classes),
-        dataset=dataset,
-        train=on_device(dataset.train, mean, runtime.device),
-        test=on_device(dataset.test, mean, runtime.device),
-        run=run,
-        runtime=runtime,
-        journal=Journal(run, runtime, progress),
-    )
-
-
-def longest_stage(config: RunConfig, images: int) -> int:
-    """How many training steps it has."""
-    recipes: list[Recipe] = list(base_recipes(config).values())
-    recipes += [config.generalist] if config.until != "base" else []
-    recipes += [config.experts] if config.until == "experts" else []
-    return max(recipe.epochs * (images // recipe.batch) for recipe in recipes)
-
-
-def experts_compiled_ahead(task: Task) -> AbstractContextManager[CompilingAhead | None]:
-    """Where the runtime wants it, and they are still to be trained."""
-    wanted = task.config.until == "experts" and not task.run.has(runs.NETWORK)
-    if not (task.runtime.compile_ahead and wanted) or isinstance(task.dataset.train, StoredImages):
-        return nullcontext()
-    images = len(task.train), len(task.test)
-    return CompilingAhead(task.config, task.classes, images, task.runtime)
-
-
-def is_generalist_compiled(task: Task) -> bool:
-    """A short stage does without, if its parts are not compiled already, for a base."""
-    runtime, recipe = task.runtime, task.config.generalist
-    if not runtime.compile_ahead or base_recipes(task.config):
-        return bool(runtime.compile)
-    return recipe.epochs * (len(task.train) // recipe.batch) >= STEPS_WORTH_COMPILING
-
-
 def train_bases(task: Task) -> dict[str, Classifier]:
     """The plain network: by the experts' recipe, for an honest comparison, and by the paper's own if asked for."""
     return {stage: train_base(task, stage, recipe) for stage, recipe in base_recipes(task.config).items()}
@@ -312,10 +117,10 @@ def train_base(task: Task, stage: str, recipe: Recipe) -> Classifier:
     [file] = FILES_OF_STAGE[stage]
     task.seeded("base")
     base = task.architecture.classifier(task.classes)
-    if not restored(base, file, task):
+    if not restored(base, task.run, file, task.runtime.device):
         begin_from_weights(task, base)
         train_over_classes(task, stage, base, recipe)
-        task.run.write(file, weights(base))
+        write_weights(base, task.run, file)
     return base
 
 
@@ -335,7 +140,7 @@ def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Class
     specialties = first_specialties(task, base)
     task.seeded("generalist")
     generalist = task.architecture.classifier(specialties.count)
-    if task.run.has(runs.SPECIALTIES) and restored(generalist, runs.GENERALIST, task):
+    if task.run.has(runs.SPECIALTIES) and restored(generalist, task.run, runs.GENERALIST, task.runtime.device):
         return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
     task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out
     begin_from_weights(task, generalist)
@@ -353,7 +158,7 @@ def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Class
         task.journal,
     )
     task.run.write_json(runs.SPECIALTIES, specialties.to_json(task.dataset.class_names))
-    task.run.write(runs.GENERALIST, weights(generalist))
+    write_weights(generalist, task.run, runs.GENERALIST)
     return generalist, specialties
 
 
@@ -380,32 +185,6 @@ def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
     return random_balanced(classes, config.count, rng)
 
 
-def group_of_class(groups: str, dataset: Dataset) -> NDArray[np.int64]:
-    """By name from the data set, or from a JSON file of {group: [class names]}."""
-    if groups in dataset.groups:
-        return np.array(dataset.groups[groups])
-    try:
-        named: dict[str, list[str]] = json.loads(Path(groups).read_text())
-        listed = [name for names in named.values() for name in names]
-        group_of_name = {name: index for index, names in enumerate(named.values()) for name in names}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        known = ", ".join(dataset.groups) or "none"
-        raise UserError(
-            f"specialties.groups={groups}: neither a grouping of {dataset.name} ({known}) nor a readable JSON file; "
-            'write one as {"birds": ["crow", "wren"], ...}'
-        ) from error
-    missing = [name for name in dataset.class_names if name not in group_of_name]
-    unknown = group_of_name.keys() - set(dataset.class_names)
-    if missing or unknown:
-        raise UserError(
-            f"{groups}: {len(missing)} classes are in no group and {len(unknown)} names are no class "
-            f"(first: {(missing or sorted(unknown, key=str))[0]}); name every class once"
-        )
-    if len(listed) > len(group_of_name) or len(set(group_of_name.values())) < 2:
-        raise UserError(f"{groups}: a class is in two groups, or there is one group only; name every class once")
-    return np.array([group_of_name[name] for name in dataset.class_names])
-
-
 def train_experts(task: Task, generalist: nn.Module, specialties: Specialties) -> NetworkOfExperts:
     """Stage 2."""
     task.seeded("experts")
@@ -413,34 +192,17 @@ def train_experts(task: Task, generalist: nn.Module, specialties: Specialties) -
         network = grow_experts(task.architecture, specialties, generalist)
     else:
         network = plant_experts(task.architecture, specialties)
-    if not restored(network, runs.NETWORK, task):
+    if not restored(network, task.run, runs.NETWORK, task.runtime.device):
         if task.config.adapt.frozen_trunk:
             network.freeze_trunk()
         network.fuse()
         choose_kernels(task, network)
         train_over_classes(task, "experts", network, task.config.experts)
         network.unfuse()
-        task.run.write(runs.NETWORK, weights(network))
+        write_weights(network, task.run, runs.NETWORK)
     elif not task.run.has(runs.KERNELS):
         task.run.discard(runs.KERNELS)  # damaged, and of no use any more
     return network
-
-
-def choose_kernels(task: Task, network: NetworkOfExperts) -> None:
-    """Kernels that differ round differently: a run that goes on uses those that it began with."""
-    recipe, device = task.config.experts, task.runtime.device
-    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    noted = task.run.read_json(runs.KERNELS) if task.run.has(runs.KERNELS) else {"device": None, "choices": {}}
-    known = noted["choices"] if noted["device"] == device.type else {}
-    ranks = task.runtime.ranks
-    batch = min(recipe.batch, len(task.train)) // ranks.count
-    shape = (batch, 3, recipe.augmentation.crop, recipe.augmentation.crop)
-    # All ranks must hold the same parameters: the first one measures.
-    chosen = ranks.first(lambda: network.choose_kernels(shape, task.runtime, training=True, known=known))
-    if ranks.rank:
-        network.choose_kernels(shape, task.runtime, training=True, known=chosen, may_measure=False)
-    if chosen and chosen != known:
-        task.run.write_json(runs.KERNELS, {"device": device.type, "choices": chosen})
 
 
 def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe) -> None:
@@ -455,129 +217,3 @@ def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe)
         task.runtime,
         task.journal,
     )
-
-
-def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
-    """Parameters and multiplications of base and experts, the experts' with specialties of equal size."""
-    config = task.config
-    known = config.specialties.rule == "groups"
-    experts = len(set(group_of_class(config.specialties.groups, task.dataset))) if known else config.specialties.count
-    sizes = sizes_of(task.architecture, task.classes, experts, config.experts.augmentation.crop)
-    return {name: dataclasses.asdict(size) for name, size in sizes.items()}
-
-
-def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Last-epoch figures of every network, and what the experts say of every test image."""
-    config = task.config
-    lines = task.run.metrics()
-    figures = {stage: last_epoch(task, lines, stage, network) for stage, network in networks.items()}
-    for stage, recipe in (base_recipes(config) | {"experts": config.experts}).items():
-        if stage in networks:
-            predictions = predict(networks[stage], task.test, recipe.augmentation.crop, task.runtime)
-            figures[stage] |= {"accuracy": predictions.top(1), "top_5": predictions.top(5)}
-    summary: dict[str, Any] = {"networks": figures, "config": configuration.to_json(config)}
-    if "generalist" in networks:
-        specialties = Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
-        summary["groups"] = kept_together(task.dataset, specialties)
-    if "experts" in networks:
-        stored = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
-        task.run.write(runs.PREDICTIONS, _npz(**stored))
-        each = by_specialty(predictions, specialties)
-        summary["specialties"] = [dataclasses.asdict(specialty) for specialty in each]
-    task.run.write_json(runs.SUMMARY, summary)
-    return summary
-
-
-def last_epoch(task: Task, lines: list[dict[str, Any]], stage: str, network: nn.Module) -> dict[str, Any]:
-    epochs = [line for line in lines if line["stage"] == stage and "epoch" in line]
-    if not epochs:
-        raise RunError(f"{task.run.file(runs.METRICS)}: has no epoch of {stage}; put it back, or start a new run")
-    return {
-        "accuracy": epochs[-1]["test_accuracy"],
-        "parameters": parameter_count(network),
-        "epochs": epochs[-1]["epoch"],
-        "seconds": round(sum(line["seconds"] for line in epochs), 1),
-    }
-
-
-def kept_together(dataset: Dataset, specialties: Specialties) -> dict[str, dict[str, float]]:
-    """For each grouping that people made: the share of its pairs that share an expert, and what chance would give."""
-    chance = chance_of_pairs_together(specialties.sizes)
-    return {
-        name: {"together": pairs_together(given_groups(ids), specialties), "by_chance": chance}
-        for name, ids in dataset.groups.items()
-    }
-
-
-def weights(model: nn.Module) -> bytes:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    return safetensors.torch.save(tensors)
-
-
-def restored(model: nn.Module, file: str, task: Task) -> bool:
-    """Load a finished stage from its file, if there is one."""
-    model.to(task.runtime.device)
-    if not task.run.has(file):
-        return False
-    model.load_state_dict(safetensors.torch.load(task.run.read(file)))
-    return True
-
-
-def _npz(**arrays: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
-def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
-    """That the images hold what every stage crops and the network can read it, before anything is trained."""
-    architecture = architecture_of(config, dataset.classes)
-    recipes: dict[str, Recipe] = {"generalist": config.generalist, "experts": config.experts}
-    if config.base.by in ("paper", "both"):
-        recipes["base.paper"] = config.base.paper
-    for crop, name in {recipe.augmentation.crop: name for name, recipe in recipes.items()}.items():
-        if crop > dataset.image_size:
-            raise UserError(
-                f"{name}.augmentation.crop={crop}: larger than the images of {dataset.image_size} pixels; "
-                f"bring images of {architecture.image_size} pixels for {architecture.name}, or set a smaller crop"
-            )
-        if crop == architecture.input_size and architecture.classifier_layer is None:
-            continue  # known to fit; a network that is cut here is tried, so that a wrong cut is noticed now
-        try:
-            with torch.device("meta"), torch.inference_mode():  # where only shapes are computed
-                images = torch.zeros(1, 3, crop, crop)
-                architecture.classifier(2).eval()(images)
-                architecture.branch(1).eval()(architecture.trunk_of_experts().eval()(images))
-        except RuntimeError as error:
-            raise UserError(
-                f"{name}.augmentation.crop={crop}: {architecture.name} cannot read images of this size; "
-                f"leave it at {architecture.input_size}"
-            ) from error
-
-
-def _require_same(config: RunConfig, run: Run) -> None:
-    # Read and written again, so that a field that is newer than the run has its default.
-    earlier = json.loads(json.dumps(configuration.to_json(configuration.from_json(run.read_config()))))
-    now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
-    differing = _differences(earlier, now)
-    if differing:
-        raise UserError(
-            f"{run.path}: was started with another configuration ({'; '.join(differing[:3])}); "
-            "resume it with its own, or name another folder with --out"
-        )
-
-
-def _differences(before: Any, after: Any, path: str = "") -> list[str]:
-    if isinstance(before, dict) and isinstance(after, dict):
-        names = sorted(before.keys() | after.keys())
-        found = [_differences(before.get(name), after.get(name), f"{path}.{name}".strip(".")) for name in names]
-        return [difference for part in found for difference in part]
-    return [] if before == after else [f"{path} was {before}, is {after}"]
-
-
-def _require_same_data(dataset: Dataset, run: Run) -> None:
-    earlier = run.read_json(runs.ENVIRONMENT)["data"]["fingerprint"]
-    if earlier != dataset.fingerprint():
-        raise UserError(
-            f"{run.path}: the images changed since the run was started; put the old ones back, or start a new run"
-        )

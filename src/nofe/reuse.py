@@ -16,36 +16,8 @@ from nofe import runs
 from nofe.architectures.options import AdaptConfig
 from nofe.config import RunConfig
 from nofe.errors import NofeError
-from nofe.recipes import base_by
 from nofe.runs import Run
-from nofe.training.recipe import Recipe
-
-FILES_OF_STAGE = {
-    "base": (runs.BASE,),
-    "base-paper": (runs.PAPER_BASE,),
-    "generalist": (runs.SPECIALTIES, runs.GENERALIST),
-    "experts": (runs.NETWORK,),
-}
-
-
-def base_recipes(config: RunConfig) -> dict[str, Recipe]:
-    """The bases that a run trains, by stage: by the experts' recipe, and by the paper's own if asked for."""
-    recipes: dict[str, Recipe] = {}
-    if config.base.by in ("experts", "both"):
-        recipes["base"] = base_by(config.experts)
-    if config.base.by == "paper" or (config.base.by == "both" and config.base.paper != base_by(config.experts)):
-        recipes["base-paper"] = config.base.paper
-    return recipes
-
-
-def stages_of(config: RunConfig) -> list[str]:
-    """The stages that a run trains, in order."""
-    stages = list(base_recipes(config))
-    if config.until != "base":
-        stages.append("generalist")
-    if config.until == "experts":
-        stages.append("experts")
-    return stages
+from nofe.stages import FILES_OF_STAGE, base_recipes
 
 
 def stage_keys(config: RunConfig) -> dict[str, str]:
@@ -62,12 +34,11 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
     keys = {stage: digest(common, base=configuration.unstructured(recipe)) for stage, recipe in recipes.items()}
     if config.until == "base":
         return keys
-    needs_base = config.specialties.rule == "spectral" or config.generalist.start == "base"
     keys["generalist"] = digest(
         common,
         specialties=configuration.unstructured(config.specialties),
         generalist=configuration.unstructured(config.generalist),
-        base=next(iter(keys.values())) if needs_base else None,
+        base=next(iter(keys.values())) if config.needs_base else None,
     )
     if config.until == "experts":
         branches = {} if config.adapt == AdaptConfig() else {"branches": configuration.unstructured(config.adapt)}

@@ -6,12 +6,16 @@ file, because neither torch nor safetensors notices a flipped bit; a file counts
 
 import errno
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nofe.errors import RunError, UserError
 from nofe.files import replace_atomically
@@ -68,6 +72,15 @@ class Run:
 
     def read_json(self, name: str) -> Any:
         return json.loads(self.read(name))
+
+    def write_arrays(self, name: str, **arrays: NDArray[Any]) -> None:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        self.write(name, buffer.getvalue())
+
+    def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        with np.load(io.BytesIO(self.read(name)), allow_pickle=False) as stored:
+            return dict(stored)
 
     def read_config(self) -> Any:
         """The configuration of a run that has begun.

@@ -211,7 +211,7 @@ def test_a_run_on_disk_is_the_run_in_memory(tmp_path: Path) -> None:
     dataset = open_dataset(f"shards:{shards}", root=tmp_path, image_size=32)
     stored = open_dataset(f"shards:{shards}", root=tmp_path, image_size=32, stream=True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("nofe.pipeline.pixel_mean", lambda images: pixel_mean(stored.train))
+        patched.setattr("nofe.task.pixel_mean", lambda images: pixel_mean(stored.train))
         train(kept, tmp_path / "kept", runtime=make_runtime("cpu"), dataset=dataset)
     for file in files:
         assert (tmp_path / "kept" / file).read_bytes() == (tmp_path / "streamed" / file).read_bytes()
@@ -305,7 +305,7 @@ def test_a_run_on_disk_leaves_the_same_images_out_when_it_goes_on(
     one, other = (str(path.relative_to(photos)) for path in damaged(photos))
     noted = json.loads((tmp_path / "stopped" / "environment.json").read_bytes())["data"]["unreadable"]
     assert noted == {"train": [one], "test": [other]}
-    monkeypatch.setattr("nofe.pipeline.look_through", None)  # not looked for again
+    monkeypatch.setattr("nofe.run_images.look_through", None)  # not looked for again
     train(config, tmp_path / "stopped", resume=True, runtime=make_runtime("cpu", workers=2))
     for file in ("network.safetensors", "predictions.npz"):
         assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "kept" / file).read_bytes()

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from nofe import config as configuration
 from nofe import runs
@@ -42,16 +41,16 @@ from nofe.experiments.hdcnn_network import (
     fine_component,
     overlapping_categories,
 )
-from nofe.pipeline import closing, weights
 from nofe.recipes import NIN
 from nofe.runs import Run, open_run
 from nofe.specialties import spectral
 from nofe.streams import seed_for, stream
 from nofe.training.journal import Journal
 from nofe.training.loop import Objective
-from nofe.training.progress import Progress, Silent
+from nofe.training.progress import Progress, Silent, closing
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment, make_runtime, stopping_on_signals
+from nofe.training.weights import load_weights, restored, write_weights
 
 CATEGORIES = "coarse-categories.json"
 BUILDING_BLOCK = "building-block.safetensors"
@@ -148,7 +147,7 @@ def open_hdcnn(out: Path | str, architecture: Architecture = NIN_C100) -> HDCNN:
     categories = CoarseCategories.from_json(run.read_json(CATEGORIES))
     building_block = architecture.classifier(categories.classes)
     network = assemble(building_block, categories, run.read_json(runs.CONFIG)["hdcnn"]["shared_until"])
-    network.load_state_dict(safetensors.torch.load(run.read(NETWORK)))
+    load_weights(network, run, NETWORK)
     return network.eval()
 
 
@@ -196,13 +195,13 @@ def find_categories(task: Task) -> CoarseCategories:
 def train_building_block(task: Task) -> Classifier:
     """NIN over all classes, on all training images: it becomes the coarse component, and the start of the fine ones."""
     network = task.new_classifier("building-block")
-    if not _restored(network, BUILDING_BLOCK, task):
+    if not restored(network, task.run, BUILDING_BLOCK, task.runtime.device):
         task.run.discard(*_files_of_components(task.config))
         recipe, classes = task.config.building_block, task.dataset.classes
         train_classifier(
             "building-block", network, recipe, task.train, task.test, classes, task.seed, task.runtime, task.journal
         )
-        task.run.write(BUILDING_BLOCK, weights(network))
+        write_weights(network, task.run, BUILDING_BLOCK)
     return network
 
 
@@ -220,11 +219,11 @@ def train_fine_components(task: Task, building_block: Classifier, categories: Co
         return network  # what follows is done
     network.shared.requires_grad_(False)
     for k, component in enumerate(network.fine):  # type: ignore[arg-type]
-        if not _restored(component, _fine_file(k), task):
+        if not restored(component, task.run, _fine_file(k), task.runtime.device):
             task.run.discard(NETWORK, runs.SUMMARY)
             if categories.sizes[k] > 1:  # of one class it has nothing to learn
                 train_fine_component(task, f"fine-{k}", network.shared, component, categories.classes_of(k))
-            task.run.write(_fine_file(k), weights(component))
+            write_weights(component, task.run, _fine_file(k))
     network.shared.requires_grad_(True)
     return network
 
@@ -259,7 +258,7 @@ def train_fine_component(
 
 def fine_tune(task: Task, network: HDCNN, categories: CoarseCategories) -> None:
     """All components and the shared layers, by the loss of the averaged prediction."""
-    if _restored(network, NETWORK, task):
+    if restored(network, task.run, NETWORK, task.runtime.device):
         return
     task.run.discard(runs.SUMMARY)
     network.run_as_one()
@@ -278,7 +277,7 @@ def fine_tune(task: Task, network: HDCNN, categories: CoarseCategories) -> None:
         task.journal,
     )
     network.run_apart()  # as one they are padded to the largest, which would count as parameters
-    task.run.write(NETWORK, weights(network))
+    write_weights(network, task.run, NETWORK)
 
 
 def summarise(task: Task, network: HDCNN, categories: CoarseCategories) -> dict[str, Any]:
@@ -314,15 +313,6 @@ def _fine_file(category: int) -> str:
 def _files_of_components(config: HDCNNConfig) -> list[str]:
     """Files that are out of date once the coarse categories or the building block network are made again."""
     return [*(_fine_file(k) for k in range(config.coarse_categories)), NETWORK, runs.SUMMARY]
-
-
-def _restored(model: nn.Module, file: str, task: Task) -> bool:
-    model.to(task.runtime.device)
-    if not task.run.has(file):
-        return False
-    tensors: dict[str, Tensor] = safetensors.torch.load(task.run.read(file))
-    model.load_state_dict(tensors)
-    return True
 
 
 def _require_fitting(config: HDCNNConfig, architecture: Architecture, dataset: Dataset) -> None:

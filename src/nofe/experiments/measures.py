@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from nofe import runs
 from nofe.architectures.nin import NIN_C100
-from nofe.evaluation import predict
+from nofe.data.batches import TEN
+from nofe.evaluation import predictions_of
 from nofe.experiments.hdcnn import is_hdcnn, open_hdcnn
 from nofe.loading import open_finished
 from nofe.report.neighbours import neighbours_picture
 from nofe.retrieval import grid_of, retrieve
+from nofe.stages import crop_of_stage
 from nofe.training.launch import launcher, launches_in, milliseconds
 from nofe.training.runtime import Runtime
 
@@ -100,17 +101,8 @@ def ten_crops(run: Path, runtime: Runtime) -> dict[str, Any]:
     finished = open_finished(run)
     runtime.use_precision(finished.config.precision)
     test = finished.test_images(runtime)
-    networks: dict[str, nn.Module | None] = {"base": finished.base(), "base-paper": finished.base(runs.PAPER_BASE)}
-    if finished.config.until == "experts":
-        experts = finished.network()
-        experts.fuse()
-        networks["experts"] = experts
-    figures = {}
-    for name, network in networks.items():
-        if network is not None:
-            predictions = predict(network.to(runtime.device), test, finished.crop, runtime, crops=10)
-            figures[name] = {"top_1": predictions.top(1), "top_5": predictions.top(5)}
-    return figures
+    predictions = predictions_of(finished.classifiers(), crop_of_stage(finished.config), test, runtime, TEN)
+    return {stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()}
 
 
 MEASURES: dict[str, Callable[[Path, Runtime], dict[str, Any]]] = {

@@ -17,9 +17,10 @@ from nofe.config import RunConfig
 from nofe.errors import UserError
 from nofe.experiments.results import add_to_result, file_hdcnn, file_result, results_in
 from nofe.experiments.tables import Experiment, experiments_by_name
-from nofe.reuse import base_recipes, digest, stage_keys, stages_of
+from nofe.reuse import digest, stage_keys
 from nofe.runs import Run
 from nofe.side_by_side import Outcome, run_side_by_side
+from nofe.stages import recipe_of_stage
 
 # Seconds an epoch of 50,000 images, base and experts with K=10, of a run alone on an H200, to plan by: steps of
 # benchmarks/results/nvidia-h200/steps-by-network.json, compiled and captured, and a tenth of a second to test. That of
@@ -91,8 +92,7 @@ class Workshop:
 
 
 def epochs_of(config: RunConfig) -> dict[str, int]:
-    recipes = {**base_recipes(config), "generalist": config.generalist, "experts": config.experts}
-    return {stage: recipes[stage].epochs for stage in stages_of(config)}
+    return {stage: recipe.epochs for stage, recipe in recipe_of_stage(config).items()}
 
 
 def seconds_of(config: RunConfig, stage: str, epochs: int) -> float:
@@ -205,7 +205,7 @@ def _measure_kernels(configs: Sequence[RunConfig], workshop: Workshop) -> None:
 
     for config in configs:
         runtime = make_runtime(workshop.device, kernels="measure")
-        if runtime.device.type != "cuda" or "experts" not in stages_of(config):
+        if runtime.device.type != "cuda" or config.until != "experts":
             continue
         runtime.use_precision(config.precision)
         dataset = _dataset(_at(config, workshop))
@@ -278,7 +278,7 @@ _DATASETS: dict[str, Any] = {}
 def _dataset(config: RunConfig) -> Any:
     """Read once in each process."""
     from nofe.architectures import architecture_named
-    from nofe.pipeline import read_dataset
+    from nofe.run_images import read_dataset
 
     key = f"{config.data} at {architecture_named(config.architecture).image_size} pixels"
     if key not in _DATASETS:

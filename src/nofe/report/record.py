@@ -1,6 +1,5 @@
 """What a run left in its folder, read once for the page and its figures."""
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,8 @@ def read_record(run: Run) -> Record:
     described = run.read_json(runs.SPECIALTIES)
     specialties = Specialties.from_json(described, str(run.file(runs.SPECIALTIES)))
     names = {c: name for each in described["specialties"] for c, name in zip(*_ids_and_names(each), strict=True)}
-    with np.load(io.BytesIO(run.read(runs.PREDICTIONS)), allow_pickle=False) as predictions:
-        confusion = class_confusion(predictions["labels"], predictions["classes"][:, 0], specialties.classes)
+    predictions = run.read_arrays(runs.PREDICTIONS)
+    confusion = class_confusion(predictions["labels"], predictions["classes"][:, 0], specialties.classes)
     lines = run.metrics()
     return Record(
         path=run.path,

@@ -22,6 +22,15 @@ class Progress(Protocol):
     def say(self, text: str) -> None: ...
 
 
+@contextmanager
+def closing(progress: Progress) -> Iterator[None]:
+    """A run that fails leaves the terminal as it was."""
+    try:
+        yield
+    finally:
+        progress.end()
+
+
 class Silent:
     def begin(self, state: "TrainState", steps: int, batch: int) -> None:
         pass

@@ -1,0 +1,95 @@
+"""Whether configuration, images and run folder go together, before anything is trained."""
+
+import json
+from typing import Any
+
+import torch
+
+from nofe import config as configuration
+from nofe import runs
+from nofe.architectures.pretrained import read_weights
+from nofe.config import RunConfig, architecture_of
+from nofe.data import Dataset
+from nofe.data.groups import group_of_class
+from nofe.errors import UserError
+from nofe.runs import Run
+from nofe.specialties import wordnet_specialties
+from nofe.training.ranks import Ranks
+from nofe.training.recipe import Recipe
+
+
+def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
+    """That every stage can be trained on these images as the configuration says."""
+    _require_fitting_crops(config, dataset)
+    if config.adapt.weights:
+        read_weights(config.adapt.weights, config.architecture)  # misspelt?
+    elif config.adapt.frozen_trunk and not run.has(runs.CONFIG):  # runs of before this was asked go on
+        raise UserError(
+            "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights with --pretrained "
+            "or --weights FILE"
+        )
+    if config.specialties.rule == "groups":
+        ranks.first(lambda: group_of_class(config.specialties.groups, dataset))  # misspelt?
+    elif config.specialties.count > dataset.classes:
+        raise UserError(
+            f"--experts {config.specialties.count}: more than the {dataset.classes} classes of {config.data.name}; "
+            f"use 2 to {dataset.classes}"
+        )
+    if config.specialties.rule == "wordnet":
+        wordnet_specialties(dataset.class_ids or dataset.class_names, config.specialties.count)
+
+
+def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
+    """That the images hold what every stage crops and the network can read it."""
+    architecture = architecture_of(config, dataset.classes)
+    recipes: dict[str, Recipe] = {"generalist": config.generalist, "experts": config.experts}
+    if config.base.by in ("paper", "both"):
+        recipes["base.paper"] = config.base.paper
+    for crop, name in {recipe.augmentation.crop: name for name, recipe in recipes.items()}.items():
+        if crop > dataset.image_size:
+            raise UserError(
+                f"{name}.augmentation.crop={crop}: larger than the images of {dataset.image_size} pixels; "
+                f"bring images of {architecture.image_size} pixels for {architecture.name}, or set a smaller crop"
+            )
+        if crop == architecture.input_size and architecture.classifier_layer is None:
+            continue  # known to fit; a network that is cut here is tried, so that a wrong cut is noticed now
+        try:
+            with torch.device("meta"), torch.inference_mode():  # where only shapes are computed
+                images = torch.zeros(1, 3, crop, crop)
+                architecture.classifier(2).eval()(images)
+                architecture.branch(1).eval()(architecture.trunk_of_experts().eval()(images))
+        except RuntimeError as error:
+            raise UserError(
+                f"{name}.augmentation.crop={crop}: {architecture.name} cannot read images of this size; "
+                f"leave it at {architecture.input_size}"
+            ) from error
+
+
+def require_same_config(config: RunConfig, run: Run) -> None:
+    """As the run was started with."""
+    # Read and written again, so that a field that is newer than the run has its default.
+    earlier = json.loads(json.dumps(configuration.to_json(configuration.from_json(run.read_config()))))
+    now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
+    differing = _differences(earlier, now)
+    if differing:
+        raise UserError(
+            f"{run.path}: was started with another configuration ({'; '.join(differing[:3])}); "
+            "resume it with its own, or name another folder with --out"
+        )
+
+
+def _differences(before: Any, after: Any, path: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = sorted(before.keys() | after.keys())
+        found = [_differences(before.get(name), after.get(name), f"{path}.{name}".strip(".")) for name in names]
+        return [difference for part in found for difference in part]
+    return [] if before == after else [f"{path} was {before}, is {after}"]
+
+
+def require_same_images(dataset: Dataset, run: Run) -> None:
+    """As the run was started with."""
+    earlier = run.read_json(runs.ENVIRONMENT)["data"]["fingerprint"]
+    if earlier != dataset.fingerprint():
+        raise UserError(
+            f"{run.path}: the images changed since the run was started; put the old ones back, or start a new run"
+        )

@@ -1,0 +1,47 @@
+"""What of a run is compiled and when, and by which kernels its experts run."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from nofe import runs
+from nofe.ahead import CompilingAhead
+from nofe.data.stored import StoredImages
+from nofe.experts.network import NetworkOfExperts
+from nofe.stages import base_recipes
+from nofe.task import Task
+from nofe.training.runtime import STEPS_WORTH_COMPILING
+
+
+def experts_compiled_ahead(task: Task) -> AbstractContextManager[CompilingAhead | None]:
+    """Where the runtime wants it, and they are still to be trained."""
+    wanted = task.config.until == "experts" and not task.run.has(runs.NETWORK)
+    if not (task.runtime.compile_ahead and wanted) or isinstance(task.dataset.train, StoredImages):
+        return nullcontext()
+    images = len(task.train), len(task.test)
+    return CompilingAhead(task.config, task.classes, images, task.runtime)
+
+
+def is_generalist_compiled(task: Task) -> bool:
+    """A short stage does without, if its parts are not compiled already, for a base."""
+    runtime, recipe = task.runtime, task.config.generalist
+    if not runtime.compile_ahead or base_recipes(task.config):
+        return bool(runtime.compile)
+    return recipe.epochs * (len(task.train) // recipe.batch) >= STEPS_WORTH_COMPILING
+
+
+def choose_kernels(task: Task, network: NetworkOfExperts) -> None:
+    """Kernels that differ round differently: a run that goes on uses those that it began with."""
+    recipe, device = task.config.experts, task.runtime.device
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    noted = task.run.read_json(runs.KERNELS) if task.run.has(runs.KERNELS) else {"device": None, "choices": {}}
+    known = noted["choices"] if noted["device"] == device.type else {}
+    ranks = task.runtime.ranks
+    batch = min(recipe.batch, len(task.train)) // ranks.count
+    shape = (batch, 3, recipe.augmentation.crop, recipe.augmentation.crop)
+    # All ranks must hold the same parameters: the first one measures.
+    chosen = ranks.first(lambda: network.choose_kernels(shape, task.runtime, training=True, known=known))
+    if ranks.rank:
+        network.choose_kernels(shape, task.runtime, training=True, known=chosen, may_measure=False)
+    if chosen and chosen != known:
+        task.run.write_json(runs.KERNELS, {"device": device.type, "choices": chosen})

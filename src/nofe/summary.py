@@ -1,0 +1,71 @@
+"""The figures of a run: sizes before it is trained, accuracies after."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from nofe import config as configuration
+from nofe import runs
+from nofe.architectures import parameter_count
+from nofe.data import Dataset
+from nofe.data.groups import group_of_class
+from nofe.errors import RunError
+from nofe.evaluation import by_specialty, predictions_of
+from nofe.experts.size import sizes_of
+from nofe.specialties import Specialties, chance_of_pairs_together, given_groups, pairs_together
+from nofe.stages import crop_of_stage
+from nofe.task import Task
+
+
+def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
+    """Parameters and multiplications of base and experts, the experts' with specialties of equal size."""
+    config = task.config
+    known = config.specialties.rule == "groups"
+    experts = len(set(group_of_class(config.specialties.groups, task.dataset))) if known else config.specialties.count
+    sizes = sizes_of(task.architecture, task.classes, experts, config.experts.augmentation.crop)
+    return {name: dataclasses.asdict(size) for name, size in sizes.items()}
+
+
+def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Last-epoch figures of every network, and what the experts say of every test image."""
+    config = task.config
+    lines = task.run.metrics()
+    figures = {stage: last_epoch(task, lines, stage, network) for stage, network in networks.items()}
+    over_classes = {stage: network for stage, network in networks.items() if stage != "generalist"}
+    predictions = predictions_of(over_classes, crop_of_stage(config), task.test, task.runtime)
+    for stage, each in predictions.items():
+        figures[stage] |= {"accuracy": each.top(1), "top_5": each.top(5)}
+    summary: dict[str, Any] = {"networks": figures, "config": configuration.to_json(config)}
+    if "generalist" in networks:
+        specialties = Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
+        summary["groups"] = kept_together(task.dataset, specialties)
+    if "experts" in networks:
+        by_experts = predictions["experts"]
+        stored = {field.name: getattr(by_experts, field.name) for field in dataclasses.fields(by_experts)}
+        task.run.write_arrays(runs.PREDICTIONS, **stored)
+        summary["specialties"] = [dataclasses.asdict(specialty) for specialty in by_specialty(by_experts, specialties)]
+    task.run.write_json(runs.SUMMARY, summary)
+    return summary
+
+
+def last_epoch(task: Task, lines: list[dict[str, Any]], stage: str, network: nn.Module) -> dict[str, Any]:
+    epochs = [line for line in lines if line["stage"] == stage and "epoch" in line]
+    if not epochs:
+        raise RunError(f"{task.run.file(runs.METRICS)}: has no epoch of {stage}; put it back, or start a new run")
+    return {
+        "accuracy": epochs[-1]["test_accuracy"],
+        "parameters": parameter_count(network),
+        "epochs": epochs[-1]["epoch"],
+        "seconds": round(sum(line["seconds"] for line in epochs), 1),
+    }
+
+
+def kept_together(dataset: Dataset, specialties: Specialties) -> dict[str, dict[str, float]]:
+    """For each grouping that people made: the share of its pairs that share an expert, and what chance would give."""
+    chance = chance_of_pairs_together(specialties.sizes)
+    return {
+        name: {"together": pairs_together(given_groups(ids), specialties), "by_chance": chance}
+        for name, ids in dataset.groups.items()
+    }

@@ -1,0 +1,87 @@
+"""What every stage of a run needs, and how it is made ready."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from nofe import config as configuration
+from nofe import runs
+from nofe.architectures import Architecture
+from nofe.checks import require_fitting, require_same_images
+from nofe.config import RunConfig, architecture_of
+from nofe.data import Dataset
+from nofe.data.batches import DeviceImages, pixel_mean
+from nofe.data.stored import StoredImages
+from nofe.data.stream import on_device
+from nofe.runs import Run
+from nofe.stages import recipe_of_stage
+from nofe.streams import seed_for
+from nofe.training.journal import Journal
+from nofe.training.progress import Progress
+from nofe.training.runtime import Runtime, environment
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every stage needs."""
+
+    config: RunConfig
+    architecture: Architecture
+    dataset: Dataset
+    train: DeviceImages
+    test: DeviceImages
+    run: Run
+    runtime: Runtime
+    journal: Journal
+
+    @property
+    def classes(self) -> int:
+        return self.dataset.classes
+
+    def seeded(self, what: str) -> None:
+        """Initial weights depend on the seed and on what they are for, not on what ran before."""
+        torch.manual_seed(seed_for(self.config.seed, what, "weights"))
+
+
+def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
+    """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
+    require_fitting(config, dataset, run, runtime.ranks)
+    runtime.decide_on_compiling(longest_stage(config, len(dataset.train.labels)))
+    if begun := run.has(runs.CONFIG):
+        require_same_images(dataset, run)
+    else:
+        run.discard_all()  # what an earlier configuration may have left here
+        run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | {"data": _described(dataset)})
+    if not (begun and run.has(runs.INPUT)):
+        mean = runtime.ranks.first(lambda: pixel_mean(dataset.train))
+        run.write_arrays(runs.INPUT, mean=mean, class_names=np.array(dataset.class_names))
+    if not begun:
+        run.write_json(runs.CONFIG, configuration.to_json(config))  # last: its presence marks a run that has begun
+    mean = run.read_arrays(runs.INPUT)["mean"]
+    return Task(
+        config=config,
+        architecture=architecture_of(config, dataset.classes),
+        dataset=dataset,
+        train=on_device(dataset.train, mean, runtime.device),
+        test=on_device(dataset.test, mean, runtime.device),
+        run=run,
+        runtime=runtime,
+        journal=Journal(run, runtime, progress),
+    )
+
+
+def _described(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "dataset": dataset.name,
+        "fingerprint": dataset.fingerprint(),
+        "classes": list(dataset.class_names),
+        "streamed": isinstance(dataset.train, StoredImages),
+        "unreadable": {part: list(names) for part, names in dataset.left_out.items()},
+    }
+
+
+def longest_stage(config: RunConfig, images: int) -> int:
+    """How many training steps it has."""
+    return max(recipe.epochs * (images // recipe.batch) for recipe in recipe_of_stage(config).values())
