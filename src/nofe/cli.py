@@ -397,8 +397,8 @@ def bench(
     """Time base and experts side by side: steps, inference, updates. `bench data` times the way of the images."""
     if context.invoked_subcommand is not None:
         return
-    from nofe import bench as benchmark
     from nofe.architectures.zoo import trust
+    from nofe.bench.tables import keep, table_name
     from nofe.report.growth import growth_svg
     from nofe.report.text import timings_in_words, update_in_words
     from nofe.runs import write_atomically
@@ -408,8 +408,8 @@ def bench(
     runtime = make_runtime(device, precision, kernels=kernels)
     batches = batch or [128 if runtime.device.type == "cuda" else 16]
     if task == ["losses"]:
+        from nofe.bench.losses import measure_first_losses
         from nofe.data import load_dataset
-        from nofe.first_losses import measure_first_losses
         from nofe.recipes import default_run
         from nofe.report.text import losses_in_words
 
@@ -419,22 +419,23 @@ def bench(
         table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode)
         text, name = losses_in_words(table), f"{architecture}-losses-{runtime.precision}"
     elif task == ["update"]:
-        from nofe.update_cost import measure_update
+        from nofe.bench.update import measure_update, runtime_for
 
-        chosen = benchmark.runtime_for(mode, runtime)
+        chosen = runtime_for(mode, runtime)
         table = measure_update(architecture, (classes or [1000])[0], experts[0], batches[0], chosen, rounds)
-        text, name = update_in_words(table), benchmark.table_name(architecture, task, None, experts[0])
+        text, name = update_in_words(table), table_name(architecture, task, None, experts[0])
     else:
+        from nofe.bench.cases import cases, growing
+        from nofe.bench.steps import measure
+
         if grow is None:
-            cases = benchmark.cases(network, mode, task, experts, classes or [100], batches)
+            timed = cases(network, mode, task, experts, classes or [100], batches)
         else:
-            cases = benchmark.growing(grow, network, task, batches, runtime.device, experts[0], classes)
-        table = benchmark.measure(architecture, cases, runtime, rounds=rounds)
-        text = timings_in_words(table)
-        name = benchmark.table_name(architecture, task, grow, experts[0])
+            timed = growing(grow, network, task, batches, runtime.device, experts[0], classes)
+        table = measure(architecture, timed, runtime, rounds=rounds)
+        text, name = timings_in_words(table), table_name(architecture, task, grow, experts[0])
     print(text)
-    out = out or Path("benchmarks/results") / benchmark.folder_of(runtime) / f"{name}.json"
-    write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+    out = keep(table, name, runtime, out)
     if grow is not None:
         write_atomically(out.with_suffix(".svg"), growth_svg(table, grow))
     print(f"\nwrote {out}" + (f" and {out.with_suffix('.svg').name}" if grow else ""))
@@ -457,19 +458,16 @@ def bench_data(
     ] = None,
 ) -> None:
     """Images a second of reading, decoding, resizing, copying and augmenting, and which of them is the limit."""
-    from nofe.bench import folder_of
-    from nofe.bench_data import measure_data
+    from nofe.bench.data import measure_data
+    from nofe.bench.tables import keep
     from nofe.report.text import data_in_words
-    from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 
     runtime = make_runtime(device, precision, compile=compile_, workers=workers)
     measured = measure_data(dataset, architecture, runtime, batch=batch, images=images, rounds=rounds, experts=experts)
     print(data_in_words(measured))
     kind = dataset.partition(":")[0]
-    out = out or Path("benchmarks/results") / folder_of(runtime) / f"data-{kind}.json"
-    write_atomically(out, (json.dumps(measured, indent=1) + "\n").encode())
-    print(f"\nwrote {out}")
+    print(f"\nwrote {keep(measured, f'data-{kind}', runtime, out)}")
 
 
 @bench_app.command("runs")
@@ -492,19 +490,15 @@ def bench_runs(
     ] = None,
 ) -> None:
     """What a step costs when several trainings share the device."""
-    from nofe.bench import folder_of
-    from nofe.bench_runs import Choices, measure_runs
+    from nofe.bench.runs import Choices, measure_runs
+    from nofe.bench.tables import keep
     from nofe.report.text import runs_in_words
-    from nofe.runs import write_atomically
     from nofe.training.runtime import make_runtime
 
     choices = Choices(device, precision)
     measured = measure_runs(architecture, network, mode, experts, batch, at_once, choices, seconds, share)
     print(runs_in_words(measured))
-    folder = Path("benchmarks/results") / folder_of(make_runtime(device))
-    out = out or folder / f"{architecture}-runs-at-once.json"
-    write_atomically(out, (json.dumps(measured, indent=1) + "\n").encode())
-    print(f"\nwrote {out}")
+    print(f"\nwrote {keep(measured, f'{architecture}-runs-at-once', make_runtime(device), out)}")
 
 
 @app.command()

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nofe.bench import Case, cases, prepare
+from nofe.bench.cases import Case, cases
+from nofe.bench.steps import prepare
 from nofe.errors import RunError, UserError
 from nofe.training.launch import MODES, in_mode, milliseconds
 from nofe.training.runtime import environment, is_on_cuda, make_runtime, share_of_each, sharing_the_gpu
