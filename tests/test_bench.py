@@ -13,7 +13,7 @@ from nofe.architectures import architecture_named, parameter_count
 from nofe.bench import losses
 from nofe.bench.cases import GROWTH, Case, cases, growing
 from nofe.bench.losses import measure_first_losses
-from nofe.bench.runs import Choices, measure_runs
+from nofe.bench.runs import ProcessOptions, measure_runs
 from nofe.bench.steps import _groups, _prepare, measure
 from nofe.bench.tables import folder_of
 from nofe.bench.update import measure_update
@@ -165,7 +165,7 @@ def test_a_wrong_gradient_is_seen_where_losses_say_nothing(monkeypatch: pytest.M
 
 def test_trainings_at_once_share_the_device() -> None:
     """Two on a processor: each is counted, and what one of them costs is told by both together."""
-    measured = measure_runs("small", ["base"], None, 2, 4, [1, 2], Choices("cpu"), seconds=0.3)
+    measured = measure_runs("small", ["base"], None, 2, 4, [1, 2], ProcessOptions("cpu"), seconds=0.3)
     alone, shared = measured["runs"]
     assert (alone["at_once"], shared["at_once"]) == (1, 2)
     assert (alone["share_of_each"], shared["share_of_each"]) == (100, 100)
@@ -176,9 +176,9 @@ def test_trainings_at_once_share_the_device() -> None:
 
 def test_a_training_at_once_that_fails_says_why() -> None:
     with pytest.raises(RunError, match=r"UserError: .*500"):
-        measure_runs("small", ["fused"], None, 500, 4, [2], Choices("cpu"), seconds=0.1)
+        measure_runs("small", ["fused"], None, 500, 4, [2], ProcessOptions("cpu"), seconds=0.1)
     with pytest.raises(UserError, match="--at-once 0: no run at all"):
-        measure_runs("small", ["base"], None, 2, 4, [0], Choices("cpu"))
+        measure_runs("small", ["base"], None, 2, 4, [0], ProcessOptions("cpu"))
 
 
 def test_the_daemon_that_shares_a_gpu_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def sweep(
     """Train with several seeds, numbers of experts and rules, side by side, and compare them."""
     from nofe.architectures.zoo import trust
     from nofe.errors import RunError
-    from nofe.sweep import Choices, sweep_in_words, trainings
+    from nofe.sweep import TrainingOptions, sweep_in_words, trainings
     from nofe.sweep import sweep as run_all
     from nofe.training.runtime import is_on_cuda
 
@@ -169,8 +169,8 @@ def sweep(
         trust(architecture)
     jobs = trainings(_config(given, set_ or []), range(seeds), experts or [], rule or [])
     at_once = side_by_side or (8 if is_on_cuda(device) else 1)
-    choices = Choices(device, compile_, "known" if at_once > 1 else "measure")
-    outcome = run_all(jobs, out, choices, at_once=at_once, minutes=minutes)
+    options = TrainingOptions(device, compile_, "known" if at_once > 1 else "measure")
+    outcome = run_all(jobs, out, options, at_once=at_once, minutes=minutes)
     print(f"\n{sweep_in_words(jobs, out)}\n\nThe runs are in {out}.")
     if unfinished := outcome.in_words():
         raise RunError(f"sweep: {unfinished}; run the command again to go on")
@@ -490,13 +490,13 @@ def bench_runs(
     ] = None,
 ) -> None:
     """What a step costs when several trainings share the device."""
-    from nofe.bench.runs import Choices, measure_runs
+    from nofe.bench.runs import ProcessOptions, measure_runs
     from nofe.bench.tables import keep
     from nofe.report.text import runs_in_words
     from nofe.training.runtime import make_runtime
 
-    choices = Choices(device, precision)
-    measured = measure_runs(architecture, network, mode, experts, batch, at_once, choices, seconds, share)
+    options = ProcessOptions(device, precision)
+    measured = measure_runs(architecture, network, mode, experts, batch, at_once, options, seconds, share)
     print(runs_in_words(measured))
     print(f"\nwrote {keep(measured, f'{architecture}-runs-at-once', make_runtime(device), out)}")
 
