@@ -13,7 +13,7 @@ from nofe import runs
 from nofe.api import configure
 from nofe.architectures import architecture_named, zoo
 from nofe.architectures.options import architecture_with
-from nofe.cli import _configured
+from nofe.cli.training import _configured
 from nofe.config import to_json, with_settings
 from nofe.data import Dataset
 from nofe.errors import UserError

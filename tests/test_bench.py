@@ -10,8 +10,13 @@ import torch
 
 from conftest import small_dataset
 from nofe.architectures import architecture_named, parameter_count
-from nofe.bench import GROWTH, Case, _prepare, cases, folder_of, growing, measure
-from nofe.bench_runs import Choices, measure_runs
+from nofe.bench import losses
+from nofe.bench.cases import GROWTH, Case, cases, growing
+from nofe.bench.losses import measure_first_losses
+from nofe.bench.runs import ProcessOptions, measure_runs
+from nofe.bench.steps import _groups, _prepare, measure
+from nofe.bench.tables import folder_of
+from nofe.bench.update import measure_update
 from nofe.errors import RunError, UserError
 from nofe.experts.fused import FusedExperts
 from nofe.report.text import losses_in_words
@@ -71,17 +76,15 @@ def test_growth_compares_each_size_with_a_base_of_its_own_classes() -> None:
         growing("depth", None, None, [4], torch.device("cpu"))
 
 
-def test_a_sweep_holds_a_base_and_what_is_compared_with_it_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nofe import bench
-
+def test_a_sweep_holds_a_base_and_what_is_compared_with_it_and_no_more() -> None:
     chosen = cases(["base", "loop", "fused"], ["eager"], ["train", "forward"], [2, 3, 4], [6, 8], [4])
-    groups = bench._groups(chosen)
+    groups = _groups(chosen)
     assert set(chosen) == {case for group in groups for case in group}
     for group in groups:
         assert [case.network for case in group] == ["base", "loop", "fused"]
         assert len({(case.task, case.classes, case.batch) for case in group}) == 1
         assert len({case.experts for case in group[1:]}) == 1
-    assert bench._groups([Case("base", "eager", "train", 6, 0, 4)]) == [[Case("base", "eager", "train", 6, 0, 4)]]
+    assert _groups([Case("base", "eager", "train", 6, 0, 4)]) == [[Case("base", "eager", "train", 6, 0, 4)]]
 
 
 def test_inference_is_measured_on_the_path_of_evaluate() -> None:
@@ -92,8 +95,6 @@ def test_inference_is_measured_on_the_path_of_evaluate() -> None:
 
 
 def test_an_update_is_confusion_and_assignment_beside_an_epoch() -> None:
-    from nofe.update_cost import measure_update
-
     measured = measure_update("small", 20, 4, 8, make_runtime("cpu"), rounds=1)
     ms = measured["milliseconds"]
     assert ms["epoch"] == pytest.approx(ms["step"] * (50_000 // 8), rel=1e-2)
@@ -126,7 +127,6 @@ def test_growth_is_drawn_for_every_network_and_task() -> None:
 
 
 def test_losses_of_the_first_steps_are_those_of_the_plain_way() -> None:
-    from nofe.first_losses import measure_first_losses
     from nofe.training.recipe import Recipe
 
     recipe = Recipe(epochs=1, batch=8, rate=1e-3, weight_decay=1e-3)
@@ -144,19 +144,18 @@ def test_losses_of_the_first_steps_are_those_of_the_plain_way() -> None:
 
 def test_a_wrong_gradient_is_seen_where_losses_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the compiler once had it: the gradient of one layer a tenth too small, at the start, where no loss tells."""
-    from nofe import first_losses
     from nofe.training.recipe import Recipe
 
-    begin = first_losses.start_training
+    begin = losses.start_training
 
     def with_a_wrong_gradient(stage: str, model: Any, *rest: Any) -> Any:
         if isinstance(model.experts, FusedExperts):
             model.trunk.conv2.weight.register_hook(lambda gradient: 0.9 * gradient)
         return begin(stage, model, *rest)
 
-    monkeypatch.setattr(first_losses, "start_training", with_a_wrong_gradient)
+    monkeypatch.setattr(losses, "start_training", with_a_wrong_gradient)
     recipe = Recipe(epochs=1, batch=8, rate=1e-3, weight_decay=4e-3)
-    measured = first_losses.measure_first_losses(
+    measured = measure_first_losses(
         "alexnet-c100", small_dataset(), recipe, 2, make_runtime("cpu", kernels="together"), ["eager"], steps=3
     )
     assert measured["compared"]["fused, eager"]["largest_difference"] < 1e-5
@@ -166,7 +165,7 @@ def test_a_wrong_gradient_is_seen_where_losses_say_nothing(monkeypatch: pytest.M
 
 def test_trainings_at_once_share_the_device() -> None:
     """Two on a processor: each is counted, and what one of them costs is told by both together."""
-    measured = measure_runs("small", ["base"], None, 2, 4, [1, 2], Choices("cpu"), seconds=0.3)
+    measured = measure_runs("small", ["base"], None, 2, 4, [1, 2], ProcessOptions("cpu"), seconds=0.3)
     alone, shared = measured["runs"]
     assert (alone["at_once"], shared["at_once"]) == (1, 2)
     assert (alone["share_of_each"], shared["share_of_each"]) == (100, 100)
@@ -177,9 +176,9 @@ def test_trainings_at_once_share_the_device() -> None:
 
 def test_a_training_at_once_that_fails_says_why() -> None:
     with pytest.raises(RunError, match=r"UserError: .*500"):
-        measure_runs("small", ["fused"], None, 500, 4, [2], Choices("cpu"), seconds=0.1)
+        measure_runs("small", ["fused"], None, 500, 4, [2], ProcessOptions("cpu"), seconds=0.1)
     with pytest.raises(UserError, match="--at-once 0: no run at all"):
-        measure_runs("small", ["base"], None, 2, 4, [0], Choices("cpu"))
+        measure_runs("small", ["base"], None, 2, 4, [0], ProcessOptions("cpu"))
 
 
 def test_the_daemon_that_shares_a_gpu_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,24 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 from typer.testing import CliRunner
 
-from nofe.bench_data import AT_ONCE, IN_ONE, decode_and_resize, limit_of, measure_data
+from nofe.bench import data
+from nofe.bench.data import AT_ONCE, IN_ONE, decode_and_resize, limit_of, measure_data
 from nofe.cli import app
 from nofe.data import list_images
 from nofe.errors import UserError
+from nofe.experts.fused import FusedExperts
+from nofe.experts.kernels import kernels_of
+from nofe.experts.network import NetworkOfExperts
 from nofe.report.text import data_in_words
+from nofe.training.loop import TrainState, start_training
 from nofe.training.runtime import make_runtime
 
 
@@ -100,6 +107,25 @@ def test_the_training_loop_is_measured_on_images_as_they_come(photos: Path) -> N
     assert all(speed > 0 for speed in speeds.values())
     assert (measured["limit"], measured["inside"]) == limit_of(speeds)
     assert "2 experts, on images that are there" in data_in_words(measured)
+
+
+def test_what_is_trained_on_them_has_its_kernels_chosen_as_in_a_run(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[nn.Module] = []
+
+    def noting(stage: str, model: nn.Module, *rest: Any) -> TrainState:
+        begun.append(model)
+        return start_training(stage, model, *rest)
+
+    monkeypatch.setattr(data, "start_training", noting)
+    runtime = make_runtime("cpu", workers=1, kernels="product")
+    measure_data(f"folder:{photos}", "small", runtime, batch=4, images=8, rounds=1, experts=2)
+    assert len(begun) == 2
+    for network in begun:
+        assert isinstance(network, NetworkOfExperts)
+        assert isinstance(network.experts, FusedExperts)
+        assert "product" in kernels_of(network.experts).values()
 
 
 def test_from_the_command_line(photos: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from nofe.cli import app
 from nofe.config import with_settings
 from nofe.errors import UserError
 from nofe.recipes import default_run
-from nofe.sweep import Choices, Training, sweep, sweep_in_words, trainings
+from nofe.sweep import Training, TrainingOptions, sweep, sweep_in_words, trainings
 
 SHORT = ("base.by=experts", "generalist.epochs=1", "experts.epochs=1", "specialties.rule=exact")
 
@@ -38,7 +38,7 @@ def test_runs_end_side_by_side_share_their_base_and_are_compared(shades: Path, t
     config = with_settings(default_run("alexnet-quick-c100", f"folder:{shades}"), SHORT)
     jobs = trainings(config, [0, 1], [2, 4])
     said: list[str] = []
-    outcome = sweep(jobs, tmp_path, Choices("cpu"), at_once=2, say=said.append)
+    outcome = sweep(jobs, tmp_path, TrainingOptions("cpu"), at_once=2, say=said.append)
     assert outcome.in_words() == ""
     assert len(said) == 4
     accuracies = {job.name: _networks(tmp_path, job)["experts"]["accuracy"] for job in jobs}
@@ -48,7 +48,8 @@ def test_runs_end_side_by_side_share_their_base_and_are_compared(shades: Path, t
     mean = 50 * (accuracies["exact-k2-seed0"] + accuracies["exact-k2-seed1"])
     [row] = [line for line in words.splitlines() if line.split()[1:2] == ["2"]]
     assert f"{mean:.2f} ±" in row
-    assert sweep(jobs, tmp_path, Choices("cpu"), at_once=1, say=said.append).in_words() == "", "nothing is left to do"
+    again = sweep(jobs, tmp_path, TrainingOptions("cpu"), at_once=1, say=said.append)
+    assert again.in_words() == "", "nothing is left to do"
 
 
 def test_the_command_says_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,13 +23,14 @@ import torch
 from torch import nn
 
 from nofe import config as configuration
+from nofe.architectures import Architecture
 from nofe.architectures.zoo import trust
 from nofe.config import RunConfig, architecture_of
 from nofe.data.batches import DeviceImages
 from nofe.data.dataset import ImageSet
 from nofe.data.workers import cores
 from nofe.evaluation import accuracy
-from nofe.experts.network import NetworkOfExperts, plant_experts
+from nofe.experts.network import NetworkOfExperts, make_fast, plant_experts
 from nofe.frozen import frozen, images_at_once, is_worth_measuring
 from nofe.specialties import random_balanced
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
@@ -160,15 +161,17 @@ def _rehearse(order: Order, runtime: Runtime) -> None:
 
 def with_kernels_chosen(config: RunConfig, classes: int, images: int, runtime: Runtime) -> NetworkOfExperts:
     """The experts as their stage begins with them, to be trained on so many; what is measured for it is remembered."""
-    architecture = architecture_of(config, classes)
-    network = plant_experts(architecture, random_balanced(classes, config.specialties.count, np.random.default_rng(0)))
+    network = plant_at_random(architecture_of(config, classes), classes, config.specialties.count)
     if config.adapt.frozen_trunk:
         network.freeze_trunk()
-    network.fuse()
-    network.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     crop = config.experts.augmentation.crop
-    network.choose_kernels((min(config.experts.batch, images), 3, crop, crop), runtime, training=True)
+    make_fast(network, (min(config.experts.batch, images), 3, crop, crop), runtime)
     return network
+
+
+def plant_at_random(architecture: Architecture, classes: int, experts: int) -> NetworkOfExperts:
+    """Where only shapes and times matter: they are those of any partition into even parts."""
+    return plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
 
 
 def compile_experts(order: Order, runtime: Runtime) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 from nofe.architectures import architecture_named
 from nofe.architectures.adapt import Build
 from nofe.architectures.zoo import name_of, trust
-from nofe.config import RunConfig, as_setting, with_settings
+from nofe.config import RunConfig, as_setting
 from nofe.data import Dataset
 from nofe.data.pairs import Pairs, dataset_of_pairs
 from nofe.pipeline import train as run_pipeline
-from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, default_run, recipe_for
+from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, configured
 from nofe.training.progress import Silent, progress_for_this_output
 from nofe.training.runtime import launched_runtime
 
@@ -32,16 +32,16 @@ def configure(
     """
     architecture = name_of(architecture)
     trust(architecture)
-    recipe = recipe or recipe_for(str((settings or {}).get("adapt.weights", "")))
-    config = default_run(architecture, dataset, recipe)
     chosen: dict[str, Any] = {
+        "architecture": architecture,
+        "data.name": dataset,
         "data.root": data_root,
+        "recipe": recipe,
         "specialties.count": experts,
         "specialties.rule": rule,
         "seed": seed,
     }
-    chosen = {name: value for name, value in chosen.items() if value is not None} | dict(settings or {})
-    return with_settings(config, (as_setting(name, value) for name, value in chosen.items()))
+    return configured(chosen, [as_setting(name, value) for name, value in (settings or {}).items()])
 
 
 def train(

@@ -4,12 +4,13 @@ Where paper and release differ, the choice and its reason are in docs/paper-map.
 stand at the end.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nofe.architectures import ARCHITECTURES, Architecture, architecture_named
 from nofe.architectures.matched import MATCHED
-from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig
+from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig, as_setting, with_settings
 from nofe.data.batches import Augmentation
 from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
@@ -302,6 +303,28 @@ def default_run(architecture: str = DEMO_ARCHITECTURE, dataset: str = DEMO_DATAS
         generalist=recipes.generalist,
         experts=recipes.experts,
     )
+
+
+def configured(chosen: Mapping[str, Any], settings: Sequence[str] = ()) -> RunConfig:
+    """The default run with what is chosen, by field and with None for no choice; then with what --set takes.
+
+    `recipe` is among what can be chosen; without it, it is the architecture's, or where weights are given `finetune`.
+    """
+    by_field = {name: value for name, value in chosen.items() if name != "recipe"}
+    given = [*as_settings(by_field), *settings]
+    weights = dict(setting.partition("=")[::2] for setting in given).get("adapt.weights", "")
+    architecture, dataset = chosen.get("architecture"), chosen.get("data.name")
+    config = default_run(
+        DEMO_ARCHITECTURE if architecture is None else architecture,
+        DEMO_DATASET if dataset is None else dataset,
+        chosen.get("recipe") or recipe_for(weights),
+    )
+    return with_settings(config, given)
+
+
+def as_settings(chosen: Mapping[str, Any]) -> list[str]:
+    """What --set takes, from values by field; None is no choice."""
+    return [as_setting(name, value) for name, value in chosen.items() if value is not None]
 
 
 def base_by(experts: ExpertsConfig) -> Recipe:

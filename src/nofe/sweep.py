@@ -30,7 +30,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Choices:
+class TrainingOptions:
     """How every one of them runs."""
 
     device: str = "auto"
@@ -56,24 +56,24 @@ def trainings(
 def sweep(
     jobs: Sequence[Training],
     folder: Path,
-    choices: Choices,
+    options: TrainingOptions,
     *,
     at_once: int,
     minutes: float | None = None,
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Train them in folders of their own in `folder`; what is there already is gone on with, or left as it is."""
-    work = partial(_train, folder=folder, choices=choices)
+    work = partial(_train, folder=folder, options=options)
     return run_side_by_side(jobs, work, at_once=at_once, minutes=minutes, say=say)
 
 
-def _train(job: Training, folder: Path, choices: Choices) -> None:
+def _train(job: Training, folder: Path, options: TrainingOptions) -> None:
     from nofe.architectures.zoo import trust
     from nofe.pipeline import train
     from nofe.training.runtime import make_runtime
 
     trust(job.config.architecture)
-    runtime = make_runtime(choices.device, compile=choices.compile, kernels=choices.kernels, checkpoint_seconds=None)
+    runtime = make_runtime(options.device, compile=options.compile, kernels=options.kernels, checkpoint_seconds=None)
     out = folder / job.name
     # A base, or a generalist, that another has trained alike is not trained again.
     others = sorted(path for path in folder.glob("*") if path != out and path.is_dir())

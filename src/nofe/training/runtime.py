@@ -24,14 +24,12 @@ from nofe.data.folder import physical_memory
 from nofe.data.workers import cores
 from nofe.errors import NofeError, UserError
 from nofe.signals import on_signals_to_end
+from nofe.training.names import DEVICES, KERNELS, PRECISIONS
 from nofe.training.ranks import Launch, Ranks, joined_ranks
 
-DEVICES = ("auto", "cuda", "mps", "cpu")
-PRECISIONS = ("auto", "bf16", "tf32", "fp32")
 # Compiling takes 20 to 40 seconds and saves 0.3 to 1.4 ms a step on an H200 (benchmarks/results/nvidia-h200); a stage
 # with fewer steps does without. On a CPU it takes longer and saves less.
 STEPS_WORTH_COMPILING = 20_000
-KERNELS = ("measure", "known", "together", "loop", "product", "winograd", "branches")
 
 
 class Interrupted(NofeError):

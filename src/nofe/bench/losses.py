@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nofe.ahead import plant_at_random
 from nofe.architectures import Architecture, architecture_named
 from nofe.data import Dataset
 from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.errors import UserError
-from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.specialties import random_balanced
+from nofe.experts.network import NetworkOfExperts, make_fast
 from nofe.training.launch import MODES, in_mode
 from nofe.training.loop import Objective, TrainState, start_training, train_epoch
 from nofe.training.optimizer import optimizer_tensors
@@ -88,12 +87,9 @@ def _first_steps(
 ) -> _FirstSteps:
     """By the loop that trains."""
     torch.manual_seed(0)
-    network = plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
+    network = plant_at_random(architecture, classes, experts)
     if fused:
-        network.fuse()
-        network.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        size = architecture.input_size
-        network.choose_kernels((recipe.batch, 3, size, size), runtime, training=True)  # as a run does
+        make_fast(network, (recipe.batch, 3, architecture.input_size, architecture.input_size), runtime)
     state = start_training("losses", network, recipe, 0, runtime)
     augmentation = Augmentation(crop=architecture.input_size, mirror=True)
     batches = Batches(images, augmentation, batch=recipe.batch, seed=0, stage="losses")

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nofe.ahead import plant_at_random
 from nofe.architectures import Architecture, architecture_named
+from nofe.bench.stand_ins import recipe_of
 from nofe.data import is_listed, list_images
 from nofe.data.batches import Augmentation, Batches, DeviceImages
 from nofe.data.dataset import ImageSet
@@ -25,11 +27,9 @@ from nofe.data.stored import StoredImages
 from nofe.data.stream import batches_over, on_device
 from nofe.data.workers import Workers
 from nofe.errors import UserError
-from nofe.experts.network import plant_experts
-from nofe.specialties import random_balanced
+from nofe.experts.network import make_fast
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
-from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment
 
 IN_ONE = ("read", "decode", "resize")  # what one worker does with an image, one after another
@@ -187,13 +187,13 @@ def _trainings(
     """A network of experts, trained on one batch that is there, and on all images as they come."""
     size, crop = architecture.image_size, architecture.input_size
     mean = np.zeros((3, size, size), dtype=np.float32)
-    recipe = Recipe(epochs=1, batch=batch, rate=1e-6, weight_decay=5e-4, augmentation=Augmentation(crop, mirror=True))
+    recipe = recipe_of(architecture, batch)
     there = ImageSet(np.zeros((batch, 3, size, size), dtype=np.uint8), np.zeros(batch, dtype=np.int64))
 
     def ready(images: DeviceImages) -> Callable[[], int]:
         torch.manual_seed(0)
-        network = plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
-        network.fuse()
+        network = plant_at_random(architecture, classes, experts)
+        make_fast(network, (batch, 3, crop, crop), runtime)
         state = start_training("bench", network, recipe, 0, runtime)
         batches = batches_of(state, images, runtime)
         objective = Objective(torch.arange(classes, device=runtime.device))

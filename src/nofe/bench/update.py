@@ -1,7 +1,7 @@
 """What an update of the specialties costs, confusion included, beside the epoch of training that it follows."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from nofe.architectures import architecture_named
-from nofe.architectures.caffe import counting_steps_together
-from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
-from nofe.data.dataset import ImageSet
+from nofe.bench.cases import usual_mode
+from nofe.bench.stand_ins import first_batches, noise, recipe_of, same_step
 from nofe.evaluation import count_confusion
 from nofe.specialties import random_balanced, update_named
-from nofe.training.launch import launcher, milliseconds
-from nofe.training.loop import Objective, start_training, training_step
-from nofe.training.recipe import Recipe
+from nofe.training.launch import in_mode, milliseconds
+from nofe.training.loop import Objective, start_training
 from nofe.training.runtime import Runtime, environment
 
 EPOCH, SAMPLE = 50_000, 10_000  # images of an epoch, and of them those an update looks at, as for CIFAR-100
@@ -30,31 +28,18 @@ def measure_update(
     known = architecture_named(architecture)
     part = 1 if runtime.device.type == "cuda" else 8  # what a count costs once is scaled up with it
     rng = np.random.default_rng(0)
-    size = known.image_size
-    pixels = rng.integers(0, 256, size=(max(SAMPLE // part, batch), 3, size, size), dtype=np.uint8)
-    images = ImageSet(pixels, rng.integers(classes, size=len(pixels)))
-    on_device = DeviceImages(images, pixel_mean(images), runtime.device)
+    images = noise(known, classes, max(SAMPLE // part, batch), runtime)
     torch.manual_seed(0)
     generalist = known.classifier(experts)
-    state = start_training("bench", generalist, Recipe(epochs=1, batch=batch, rate=1e-6, weight_decay=5e-4), 0, runtime)
-    augmentation = Augmentation(crop=known.input_size, mirror=True)
-    batches = Batches(on_device, augmentation, batch=batch, seed=0, stage="bench")
-    batches.begin(0)
+    recipe = recipe_of(known, batch)
+    state = start_training("bench", generalist, recipe, 0, runtime)
     specialties = random_balanced(classes, experts, rng)
     objective = Objective(torch.from_numpy(specialties.target_of_class).to(runtime.device))
-    generalist.train()
-    one_step = training_step(state, batches, objective, runtime)
-
-    def step() -> None:
-        batches.rewind()
-        with counting_steps_together(generalist):
-            one_step()
-
-    train = launcher(step, runtime)
+    train = same_step(state, first_batches(images, recipe), objective, runtime)
     sample = torch.arange(SAMPLE // part, device=runtime.device)
 
     def count() -> None:
-        count_confusion(generalist, on_device, known.input_size, (classes, experts), runtime, sample)
+        count_confusion(generalist, images, known.input_size, (classes, experts), runtime, sample)
 
     for _ in range(6):  # compilation, choice of kernels, capture
         train()
@@ -90,6 +75,11 @@ def measure_update(
         | {"confusion": round(confusion, 2)},
         "rules": rules,
     }
+
+
+def runtime_for(modes: Sequence[str] | None, runtime: Runtime) -> Runtime:
+    """The first of the modes, or how a training on this device runs."""
+    return in_mode(runtime, modes[0] if modes else usual_mode(runtime.device))
 
 
 def _planted(classes: int, experts: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nofe.bench import Case, cases, prepare
+from nofe.bench.cases import Case, cases
+from nofe.bench.steps import prepare
 from nofe.errors import RunError, UserError
 from nofe.training.launch import MODES, in_mode, milliseconds
 from nofe.training.runtime import environment, is_on_cuda, make_runtime, share_of_each, sharing_the_gpu
@@ -22,7 +23,7 @@ SECONDS_TO_GET_READY = 300.0  # importing, compiling, capturing
 
 
 @dataclass(frozen=True)
-class Choices:
+class ProcessOptions:
     """Of the device; every process makes its own runtime of them."""
 
     device: str = "auto"
@@ -38,7 +39,7 @@ class _Program:
     cases: list[Case]
     at_once: int
     seconds: float
-    choices: Choices
+    options: ProcessOptions
 
 
 def measure_runs(
@@ -48,7 +49,7 @@ def measure_runs(
     experts: int,
     batch: int,
     at_once: Sequence[int],
-    choices: Choices,
+    options: ProcessOptions,
     seconds: float = 3.0,
     shares: Sequence[int] | None = None,
 ) -> dict[str, Any]:
@@ -58,13 +59,13 @@ def measure_runs(
     """
     if min(at_once) < 1:
         raise UserError(f"--at-once {min(at_once)}: no run at all; choose 1 or more")
-    mode = mode or (MODES[-1] if is_on_cuda(choices.device) else MODES[0])
+    mode = mode or (MODES[-1] if is_on_cuda(options.device) else MODES[0])
     chosen = cases(networks, [mode], ["train"], [experts], [100], [batch])
     rows: list[dict[str, Any]] = []
     where: dict[str, Any] = {}
     for count, share in ((each, share) for each in at_once for share in shares or [share_of_each(each)]):
         with sharing_the_gpu(count, share):
-            found, where = _together(_Program(architecture, chosen, count, seconds, choices))
+            found, where = _together(_Program(architecture, chosen, count, seconds, options))
         for case, steps_a_second in found.items():
             ms = 1000 / sum(steps_a_second)
             rows.append(
@@ -114,9 +115,9 @@ def _next(reports: Any) -> Any:
 
 
 def _work(number: int, program: _Program, start: Any, reports: Any) -> None:
-    choices = program.choices
+    options = program.options
     try:
-        made = make_runtime(choices.device, choices.precision, kernels=choices.kernels)
+        made = make_runtime(options.device, options.precision, kernels=options.kernels)
         if number == 0:
             reports.put(environment(made, seed=0))
         for case in program.cases:

@@ -9,42 +9,25 @@ import gc
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from nofe.ahead import plant_at_random
 from nofe.architectures import Architecture, architecture_named, parameter_count
-from nofe.architectures.caffe import counting_steps_together
-from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
-from nofe.data.dataset import ImageSet
+from nofe.bench.cases import Case
+from nofe.bench.stand_ins import first_batches, noise, recipe_of, same_step
+from nofe.data.batches import Batches
 from nofe.errors import UserError
-from nofe.experts.network import plant_experts
-from nofe.files import slug
+from nofe.experts.network import make_fast
 from nofe.frozen import FrozenNetwork
-from nofe.specialties import random_balanced
-from nofe.training.launch import MODES, compile_blocks, in_mode, launcher, launches_in, milliseconds
-from nofe.training.loop import Objective, start_training, training_step
+from nofe.training.launch import compile_blocks, in_mode, launcher, launches_in, milliseconds
+from nofe.training.loop import Objective, start_training
 from nofe.training.recipe import Recipe
-from nofe.training.runtime import Runtime, device_name, environment
+from nofe.training.runtime import Runtime, environment
 
-NETWORKS = ("base", "loop", "fused")
-TASKS = ("train", "forward", "inference")
-USUAL_TASKS = ("train", "forward")
 MANY = 10**9  # images to come: all that may make their evaluation faster is worth it
-GROWTH = {"experts": (2, 5, 10, 20, 50, 100), "classes": (100, 1_000, 10_000)}
-
-
-@dataclass(frozen=True)
-class Case:
-    network: str  # base; loop: experts one after another; fused: experts as one
-    mode: str
-    task: str  # a training step; forward in evaluation mode; or inference, as nofe evaluate and predict do it
-    classes: int
-    experts: int
-    batch: int
 
 
 @dataclass(frozen=True)
@@ -57,45 +40,6 @@ class Timing:
     parameters: int
     gigaflops: float  # of the step; a multiplication and an addition are two
     share_of_peak: float | None  # of the matrix product measured in the same run
-
-
-def cases(
-    networks: Sequence[str] | None,
-    modes: Sequence[str] | None,
-    tasks: Sequence[str] | None,
-    experts: Sequence[int],
-    classes: Sequence[int],
-    batches: Sequence[int],
-) -> list[Case]:
-    """Every combination; the base, which has no experts, once."""
-    for name, chosen, known in (("network", networks, NETWORKS), ("mode", modes, MODES), ("task", tasks, TASKS)):
-        unknown = set(chosen or ()) - set(known)
-        if unknown:
-            raise UserError(f"--{name} {sorted(unknown)[0]}: unknown; choose from {', '.join(known)}")
-    combined = product(tasks or USUAL_TASKS, batches, classes, modes or MODES, networks or NETWORKS, experts)
-    made = [Case(network, mode, task, c, 0 if network == "base" else k, n) for task, n, c, mode, network, k in combined]
-    return list(dict.fromkeys(made))
-
-
-def growing(
-    what: str,
-    networks: Sequence[str] | None,
-    tasks: Sequence[str] | None,
-    batches: Sequence[int],
-    device: torch.device,
-    experts: int = 10,
-    classes: Sequence[int] | None = None,
-) -> list[Case]:
-    """Cost as K grows at 100 classes, or as C grows at so many experts; in the mode that trainings here use."""
-    if what not in GROWTH:
-        raise UserError(f"--grow {what}: unknown; choose from {', '.join(GROWTH)}")
-    mode = "captured" if device.type == "cuda" else "eager"
-    if what == "experts":
-        return cases(networks, [mode], tasks, GROWTH["experts"], [100], batches)
-    over = [c for c in classes or GROWTH["classes"] if c >= experts]
-    if not over:
-        raise UserError(f"--experts {experts}: more than there are classes; name larger ones with --classes")
-    return cases(networks, [mode], tasks, [experts], over, batches)
 
 
 @dataclass
@@ -208,21 +152,22 @@ def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepa
     if case.network == "base":
         model = architecture.classifier(case.classes)
     else:
-        network = plant_experts(architecture, random_balanced(case.classes, case.experts, np.random.default_rng(0)))
+        network = plant_at_random(architecture, case.classes, case.experts)
         if case.network == "fused" and not network.fuse():
             raise UserError(f"{architecture.name}: its branches cannot be fused; leave the network 'fused' out")
         model = network
     parameters = parameter_count(model)
-    batches = _noise(architecture, case, runtime)
+    recipe = recipe_of(architecture, case.batch)
+    batches = first_batches(noise(architecture, case.classes, case.batch, runtime), recipe)
     gigaflops = _gigaflops(model, batches, case, runtime)
     before = _allocated(runtime)
     if case.network == "fused" and case.task != "inference":  # which chooses for itself
-        model.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         shape = (case.batch, 3, architecture.input_size, architecture.input_size)
-        network.choose_kernels(shape, runtime, training=case.task == "train")
-    launch = {"train": _training, "forward": _forward, "inference": _inference}[case.task](
-        model, batches, case, runtime
-    )
+        make_fast(network, shape, runtime, training=case.task == "train")
+    if case.task == "train":
+        launch = _training(model, recipe, batches, case.classes, runtime)
+    else:
+        launch = (_forward if case.task == "forward" else _inference)(model, batches, runtime)
     if runtime.device.type == "cpu" and not runtime.compile:
         megabytes: float | None = round(_peak_on_processor(launch) / 2**20, 1)
     else:
@@ -254,22 +199,12 @@ def _peak_on_processor(launch: Callable[[], None]) -> int:
     return most
 
 
-def _training(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> Callable[[], None]:
-    recipe = Recipe(epochs=1, batch=case.batch, rate=1e-6, weight_decay=5e-4)
+def _training(model: nn.Module, recipe: Recipe, batches: Batches, classes: int, runtime: Runtime) -> Callable[[], None]:
     state = start_training("bench", model, recipe, 0, runtime)
-    state.model.train()
-    objective = Objective(torch.arange(case.classes, device=runtime.device))
-    one_step = training_step(state, batches, objective, runtime)
-
-    def step() -> None:
-        batches.rewind()
-        with counting_steps_together(model):
-            one_step()
-
-    return launcher(step, runtime)
+    return same_step(state, batches, Objective(torch.arange(classes, device=runtime.device)), runtime)
 
 
-def _forward(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> Callable[[], None]:
+def _forward(model: nn.Module, batches: Batches, runtime: Runtime) -> Callable[[], None]:
     model.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.eval()
     compile_blocks(model, runtime)
@@ -283,27 +218,15 @@ def _forward(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -
     return launcher(step, runtime)
 
 
-def _inference(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> Callable[[], None]:
+def _inference(model: nn.Module, batches: Batches, runtime: Runtime) -> Callable[[], None]:
     """The path of nofe evaluate and predict; a captured pass is launched by itself."""
     images, _ = batches.next()
-    ready = FrozenNetwork(model, runtime, MANY, images.shape[-1], at_once=case.batch)
+    ready = FrozenNetwork(model, runtime, MANY, images.shape[-1], at_once=len(images))
 
     def answer() -> None:
         ready(images)
 
     return answer
-
-
-def _noise(architecture: Architecture, case: Case, runtime: Runtime) -> Batches:
-    rng = np.random.default_rng(0)
-    size = architecture.image_size
-    pixels = rng.integers(0, 256, size=(case.batch, 3, size, size), dtype=np.uint8)
-    images = ImageSet(pixels, rng.integers(0, case.classes, size=case.batch))
-    on_device = DeviceImages(images, pixel_mean(images), runtime.device)
-    augmentation = Augmentation(crop=architecture.input_size, mirror=True)
-    batches = Batches(on_device, augmentation, batch=case.batch, seed=0, stage="bench")
-    batches.begin(0)
-    return batches
 
 
 def _gigaflops(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> float:
@@ -336,21 +259,3 @@ def _peak_gigaflops(runtime: Runtime) -> float:
 
 def _allocated(runtime: Runtime) -> int:
     return torch.cuda.memory_allocated() if runtime.device.type == "cuda" else 0
-
-
-def runtime_for(modes: Sequence[str] | None, runtime: Runtime) -> Runtime:
-    """The first of the modes, or how a training on this device runs."""
-    mode = modes[0] if modes else ("captured" if runtime.device.type == "cuda" else "eager")
-    return in_mode(runtime, mode)
-
-
-def table_name(architecture: str, tasks: Sequence[str] | None, grow: str | None, experts: int = 10) -> str:
-    parts = [architecture, *(tasks or ()), *(("as", grow, "grow") if grow else ())]
-    if experts != 10:
-        parts.append(f"k{experts}")
-    return "-".join(parts)
-
-
-def folder_of(runtime: Runtime) -> str:
-    """A name for the device: `nvidia-h200`, `amd-epyc-2-cores`."""
-    return slug(device_name(runtime.device))

@@ -1,0 +1,69 @@
+"""Which networks are timed, doing what, how launched, and how large."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from nofe.errors import UserError
+from nofe.training.launch import MODES
+
+NETWORKS = ("base", "loop", "fused")
+TASKS = ("train", "forward", "inference")
+USUAL_TASKS = ("train", "forward")
+GROWTH = {"experts": (2, 5, 10, 20, 50, 100), "classes": (100, 1_000, 10_000)}
+
+
+@dataclass(frozen=True)
+class Case:
+    network: str  # base; loop: experts one after another; fused: experts as one
+    mode: str
+    task: str  # a training step; forward in evaluation mode; or inference, as nofe evaluate and predict do it
+    classes: int
+    experts: int
+    batch: int
+
+
+def cases(
+    networks: Sequence[str] | None,
+    modes: Sequence[str] | None,
+    tasks: Sequence[str] | None,
+    experts: Sequence[int],
+    classes: Sequence[int],
+    batches: Sequence[int],
+) -> list[Case]:
+    """Every combination; the base, which has no experts, once."""
+    for name, chosen, known in (("network", networks, NETWORKS), ("mode", modes, MODES), ("task", tasks, TASKS)):
+        unknown = set(chosen or ()) - set(known)
+        if unknown:
+            raise UserError(f"--{name} {sorted(unknown)[0]}: unknown; choose from {', '.join(known)}")
+    combined = product(tasks or USUAL_TASKS, batches, classes, modes or MODES, networks or NETWORKS, experts)
+    made = [Case(network, mode, task, c, 0 if network == "base" else k, n) for task, n, c, mode, network, k in combined]
+    return list(dict.fromkeys(made))
+
+
+def growing(
+    what: str,
+    networks: Sequence[str] | None,
+    tasks: Sequence[str] | None,
+    batches: Sequence[int],
+    device: torch.device,
+    experts: int = 10,
+    classes: Sequence[int] | None = None,
+) -> list[Case]:
+    """Cost as K grows at 100 classes, or as C grows at so many experts; in the mode that trainings here use."""
+    if what not in GROWTH:
+        raise UserError(f"--grow {what}: unknown; choose from {', '.join(GROWTH)}")
+    mode = usual_mode(device)
+    if what == "experts":
+        return cases(networks, [mode], tasks, GROWTH["experts"], [100], batches)
+    over = [c for c in classes or GROWTH["classes"] if c >= experts]
+    if not over:
+        raise UserError(f"--experts {experts}: more than there are classes; name larger ones with --classes")
+    return cases(networks, [mode], tasks, [experts], over, batches)
+
+
+def usual_mode(device: torch.device) -> str:
+    """How a training there runs."""
+    return "captured" if device.type == "cuda" else "eager"

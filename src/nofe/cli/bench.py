@@ -1,0 +1,151 @@
+"""`nofe bench`: what is measured, and where it is kept."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nofe.cli.options import DataRoot, Device, Kernels, one_of
+from nofe.training.names import PRECISIONS
+
+if TYPE_CHECKING:
+    from nofe.training.runtime import Runtime
+
+Figures = Annotated[Path | None, typer.Option(help="Where to keep the figures; by default benchmarks/results/DEVICE/.")]
+
+bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+
+
+@bench_app.callback()
+def bench(
+    context: typer.Context,
+    architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
+    experts: Annotated[list[int], typer.Option(help="K; repeatable.")] = [10],  # noqa: B006
+    classes: Annotated[list[int] | None, typer.Option(help="C; repeatable; 100, for the update 1,000.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Images a step; repeatable; 128, on a processor 16.")] = None,
+    network: Annotated[list[str] | None, typer.Option(help="base, loop, fused; all by default.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="eager, captured, compiled, compiled+captured.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="train, forward, inference; or update or losses, alone.")
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="Of the losses: glyphs, cifar100 or cifar10.")] = "glyphs",
+    data_root: DataRoot = None,
+    rate: Annotated[float | None, typer.Option(help="Of the losses; by default the recipe's.")] = None,
+    grow: Annotated[str | None, typer.Option(help="A table and a plot over the number of experts or classes.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="In which cases take turns.")] = 7,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help=one_of(PRECISIONS))] = "auto",
+    kernels: Kernels = "measure",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to keep the table; by default benchmarks/results/DEVICE/.")
+    ] = None,
+) -> None:
+    """Time base and experts side by side: steps, inference, updates. `bench data` times the way of the images."""
+    if context.invoked_subcommand is not None:
+        return
+    from nofe.architectures.zoo import trust
+    from nofe.bench.tables import table_name
+    from nofe.report.text import losses_in_words, timings_in_words, update_in_words
+    from nofe.training.runtime import make_runtime
+
+    trust(architecture)
+    runtime = make_runtime(device, precision, kernels=kernels)
+    batches = batch or [128 if runtime.device.type == "cuda" else 16]
+    if task == ["losses"]:
+        from nofe.bench.losses import measure_first_losses
+        from nofe.data import load_dataset
+        from nofe.recipes import default_run
+
+        images = load_dataset(dataset, root=data_root or Path("data"), image_size=32)
+        recipe = dataclasses.replace(default_run(architecture, dataset).experts, batch=batches[0])
+        recipe = recipe if rate is None else dataclasses.replace(recipe, rate=rate)
+        table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode)
+        text, name = losses_in_words(table), f"{architecture}-losses-{runtime.precision}"
+    elif task == ["update"]:
+        from nofe.bench.update import measure_update, runtime_for
+
+        chosen = runtime_for(mode, runtime)
+        table = measure_update(architecture, (classes or [1000])[0], experts[0], batches[0], chosen, rounds)
+        text, name = update_in_words(table), table_name(architecture, task, None, experts[0])
+    else:
+        from nofe.bench.cases import cases, growing
+        from nofe.bench.steps import measure
+
+        if grow is None:
+            timed = cases(network, mode, task, experts, classes or [100], batches)
+        else:
+            timed = growing(grow, network, task, batches, runtime.device, experts[0], classes)
+        table = measure(architecture, timed, runtime, rounds=rounds)
+        text, name = timings_in_words(table), table_name(architecture, task, grow, experts[0])
+    print(text)
+    _keep(table, name, runtime, out, grow)
+
+
+@bench_app.command("data")
+def bench_data(
+    dataset: Annotated[str, typer.Option(help="folder:PATH, shards:PATH or hf:PATH.")],
+    architecture: Annotated[str, typer.Option(help="Whose image size to bring them to.")] = "alexnet-caffe",
+    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 128,
+    images: Annotated[int, typer.Option(min=1, help="How many to look at, drawn from the training images.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="Medians are taken over them.")] = 3,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one a core.")] = 0,
+    experts: Annotated[int, typer.Option(min=0, help="Train so many on these images, too; 0 is none.")] = 0,
+    precision: Annotated[str, typer.Option(help=f"Of the training: {one_of(PRECISIONS)}")] = "auto",
+    compile_: Annotated[bool, typer.Option("--compile/--no-compile", help="torch.compile in the training.")] = False,
+    device: Device = "auto",
+    out: Figures = None,
+) -> None:
+    """Images a second of reading, decoding, resizing, copying and augmenting, and which of them is the limit."""
+    from nofe.bench.data import measure_data
+    from nofe.report.text import data_in_words
+    from nofe.training.runtime import make_runtime
+
+    runtime = make_runtime(device, precision, compile=compile_, workers=workers)
+    measured = measure_data(dataset, architecture, runtime, batch=batch, images=images, rounds=rounds, experts=experts)
+    print(data_in_words(measured))
+    _keep(measured, f"data-{dataset.partition(':')[0]}", runtime, out)
+
+
+@bench_app.command("runs")
+def bench_runs(
+    architecture: Annotated[str, typer.Option(help="See nofe list.")] = "alexnet-c100",
+    at_once: Annotated[list[int], typer.Option(help="Trainings at the same time; repeatable.")] = [1, 8],  # noqa: B006
+    network: Annotated[list[str], typer.Option(help="base, loop, fused; repeatable.")] = ["base", "fused"],  # noqa: B006
+    mode: Annotated[str | None, typer.Option(help="As of bench; the fastest by default.")] = None,
+    experts: Annotated[int, typer.Option(min=1, help="K.")] = 10,
+    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 100,
+    share: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=100, help="Percent of the GPU that each may use, by NVIDIA's MPS; repeatable."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long they train together.")] = 3.0,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help=one_of(PRECISIONS))] = "auto",
+    out: Figures = None,
+) -> None:
+    """What a step costs when several trainings share the device."""
+    from nofe.bench.runs import ProcessOptions, measure_runs
+    from nofe.report.text import runs_in_words
+    from nofe.training.runtime import make_runtime
+
+    options = ProcessOptions(device, precision)
+    measured = measure_runs(architecture, network, mode, experts, batch, at_once, options, seconds, share)
+    print(runs_in_words(measured))
+    _keep(measured, f"{architecture}-runs-at-once", make_runtime(device), out)
+
+
+def _keep(table: dict[str, Any], name: str, runtime: "Runtime", out: Path | None, grow: str | None = None) -> None:
+    """As JSON, in `out` or by its name among those of the device; beside it a plot of what grows."""
+    from nofe.bench.tables import keep
+
+    file = keep(table, name, runtime, out)
+    written = f"{file}"
+    if grow is not None:
+        from nofe.report.growth import growth_svg
+        from nofe.runs import write_atomically
+
+        plot = file.with_suffix(".svg")
+        write_atomically(plot, growth_svg(table, grow))
+        written += f" and {plot.name}"
+    print(f"\nwrote {written}")

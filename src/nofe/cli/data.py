@@ -1,0 +1,39 @@
+"""`nofe pack`: images as shards."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def pack(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A data set, see nofe list; or a folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DEST", help="Where shards and manifest go.")],
+    size: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images stay so.")] = 256,
+    square: Annotated[bool, typer.Option("--square", help="Keep the middle square alone.")] = False,
+    quality: Annotated[int, typer.Option(help="Of the JPEGs, 1 to 100.")] = 90,
+    shard_megabytes: Annotated[float, typer.Option(help="At most so much in a shard.")] = 256.0,
+    workers: Annotated[int, typer.Option(help="Processes; 0 is one a core.")] = 0,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
+    test: Annotated[str, typer.Option(help="Part held out where SRC has no test images.")] = "0.2",
+    seed: Annotated[int, typer.Option(help="Draws them.")] = 0,
+    data_root: Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")] = Path("data"),
+) -> None:
+    """Write any images as shards of small JPEGs, once. The same command again goes on after an interruption."""
+    from nofe.data.pack import PackSettings, listing_of
+    from nofe.data.pack import pack as write_shards
+    from nofe.data.workers import Workers
+    from nofe.training.progress import counting
+
+    settings = PackSettings(size, square, quality, shard_megabytes)
+    listing = listing_of(source, root=data_root, test=test, seed=seed)
+    with counting("pack", sum(map(len, listing.parts.values()))) as advance:
+        manifest = write_shards(
+            listing, folder, settings, Workers(workers), skip_unreadable=skip_unreadable, advance=advance
+        )
+    counts = ", ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
+    left_out = sum(manifest["unreadable"].values())
+    print(
+        f"{folder}: {counts} images in {len(manifest['shards'])} shards, {left_out:,} unreadable; "
+        f"nofe train --dataset shards:{folder}"
+    )

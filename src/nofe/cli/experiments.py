@@ -1,0 +1,152 @@
+"""Many runs: `nofe sweep`, `nofe reproduce`, and `nofe results` of what they gave."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nofe.cli.options import (
+    ArchitectureName,
+    Bases,
+    Compile,
+    DataRoot,
+    DatasetName,
+    Device,
+    Minutes,
+    Precision,
+    RecipeName,
+    Settings,
+)
+
+
+def sweep(
+    dataset: DatasetName = None,
+    data_root: DataRoot = None,
+    architecture: ArchitectureName = None,
+    recipe: RecipeName = None,
+    experts: Annotated[list[int] | None, typer.Option(help="K, the number of experts; repeatable.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="How specialties are chosen; repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
+    base: Bases = None,
+    set_: Settings = None,
+    out: Annotated[Path, typer.Option(help="A folder for the folders of the runs.")] = Path("runs/sweep"),
+    side_by_side: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is 8 on a GPU, 1 elsewhere.")] = 0,
+    minutes: Minutes = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    compile_: Compile = None,
+) -> None:
+    """Train with several seeds, numbers of experts and rules, side by side, and compare them."""
+    from nofe.architectures.zoo import trust
+    from nofe.errors import RunError
+    from nofe.recipes import configured
+    from nofe.sweep import TrainingOptions, sweep_in_words, trainings
+    from nofe.sweep import sweep as run_all
+    from nofe.training.runtime import is_on_cuda
+
+    chosen: dict[str, Any] = {
+        "data.name": dataset,
+        "data.root": None if data_root is None else str(data_root),
+        "architecture": architecture,
+        "recipe": recipe,
+        "base.by": base,
+        "precision": precision,
+    }
+    if architecture is not None:
+        trust(architecture)
+    jobs = trainings(configured(chosen, set_ or []), range(seeds), experts or [], rule or [])
+    at_once = side_by_side or (8 if is_on_cuda(device) else 1)
+    options = TrainingOptions(device, compile_, "known" if at_once > 1 else "measure")
+    outcome = run_all(jobs, out, options, at_once=at_once, minutes=minutes)
+    print(f"\n{sweep_in_words(jobs, out)}\n\nThe runs are in {out}.")
+    if unfinished := outcome.in_words():
+        raise RunError(f"sweep: {unfinished}; run the command again to go on")
+
+
+def reproduce(
+    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="See --list; or all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Every table and figure: rows, cost, state.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
+    minutes: Minutes = None,
+    side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = 8,
+    data_root: Annotated[Path, typer.Option(help="Where CIFAR-100 lies, or is downloaded to.")] = Path("data"),
+    work: Annotated[Path, typer.Option(help="Folders of the runs.")] = Path("runs/reproduce"),
+    folder: Annotated[Path, typer.Option(help="One JSON file for each finished run, by device.")] = Path("results"),
+    dataset: Annotated[
+        str | None, typer.Option(help="ImageNet: folder:PATH or shards:PATH; by default folder:DATA_ROOT/imagenet.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
+    device: Device = "auto",
+    compile_: Compile = None,
+) -> None:
+    """Train what is missing of the paper's tables, and print them beside the paper's."""
+    from nofe.data import is_listed
+    from nofe.errors import RunError, UserError
+    from nofe.experiments import page
+    from nofe.experiments.costs import growth_in
+    from nofe.experiments.reproduce import Workshop, missing
+    from nofe.experiments.reproduce import reproduce as run_all
+    from nofe.experiments.results import results_in
+    from nofe.experiments.tables import TABLES, experiments_of, on_data, tables_named
+
+    if list_:
+        listed = tables_named(tables) if tables else list(TABLES.values())
+        print(page.overview(listed, seeds, results_in(folder), growth_in(Path("benchmarks/results"))))
+        return
+    if not tables:
+        raise UserError("reproduce: no table is named; see nofe reproduce --list, or name all")
+    chosen = tables_named(tables)
+    experiments = [each for each in experiments_of(chosen) if only is None or only in each.name]
+    if not experiments:
+        raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")
+    imagenet = dataset or f"folder:{data_root / 'imagenet'}"
+    if not is_listed(imagenet):
+        raise UserError(f"--dataset {imagenet}: says where ImageNet lies; write folder:PATH or shards:PATH")
+    jobs = [
+        replace(job, experiment=on_data(job.experiment, imagenet))
+        for job in missing(experiments, seeds, results_in(folder))
+    ]
+    print(f"{len(jobs)} runs are missing")
+    workshop = Workshop(work, folder, data_root, device, compile_)
+    outcome = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else None
+    found = results_in(folder)
+    for table in chosen:
+        print(f"\n{page.table_in_words(table, found)}")
+    if outcome and (unfinished := outcome.in_words()):
+        advice = "" if outcome.failed else "; run the command again to go on"
+        raise RunError(f"reproduce: {unfinished}{advice}")
+
+
+def results(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Finished runs to file.")] = None,
+    folder: Annotated[Path, typer.Option(help="One JSON file for each run, by device.")] = Path("results"),
+    page: Annotated[Path, typer.Option(help="Made from these files alone.")] = Path("docs/results.md"),
+    benchmarks: Annotated[
+        Path, typer.Option(help="What nofe bench wrote; speed.md beside the page is made of it.")
+    ] = Path("benchmarks/results"),
+) -> None:
+    """File the figures of finished runs, and write the pages of results and of speed, and README's table, anew."""
+    from nofe.experiments.index import Index
+    from nofe.experiments.markdown import results_page
+    from nofe.experiments.pictures import pictures
+    from nofe.experiments.readme import comparison_table, with_table
+    from nofe.experiments.results import file_result, read_results
+    from nofe.report.speed import speed_page
+    from nofe.runs import Run, write_atomically
+
+    for run in runs or []:
+        print(f"wrote {file_result(Run(run), folder)}")
+    found = read_results(folder)
+    for name, png in pictures(Index(found)).items():
+        write_atomically(page.parent / "figures" / name, png)
+    write_atomically(page, results_page(found, benchmarks).encode())
+    print(f"wrote {page}")
+    readme = page.parent.parent / "README.md"  # above docs/; one without the marks of the table is left alone
+    if readme.exists() and (text := readme.read_text()) != (made := with_table(text, comparison_table(Index(found)))):
+        write_atomically(readme, made.encode())
+        print(f"wrote the table of {readme}")
+    if benchmarks.is_dir():
+        speed = page.with_name("speed.md")
+        write_atomically(speed, speed_page(benchmarks).encode())
+        print(f"wrote {speed}")

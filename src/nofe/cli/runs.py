@@ -1,0 +1,82 @@
+"""Commands for a run that is trained."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nofe.cli.options import AsJson, DataRoot, Device, RunFolder, TrustCode
+
+
+def evaluate(
+    run: RunFolder,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    crops: Annotated[int, typer.Option(help="Views of an image: 1, or 10 that are averaged.")] = 1,
+    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile; pays for very many images.")] = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Judge a run on its test images: top-1, top-5, by specialty, inside and across specialties."""
+    from nofe.inference import evaluate_run
+    from nofe.report.text import evaluation_in_words
+    from nofe.training.runtime import make_runtime
+
+    if trust_code:
+        _trust_code_of(run)
+    figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root, crops)
+    print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
+
+
+def predict(
+    run: RunFolder,
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    trust_code: TrustCode = False,
+) -> None:
+    """Name what is in a picture, how probable it is, and which expert spoke."""
+    from nofe.inference import predict_files
+    from nofe.report.text import predictions_in_words
+    from nofe.training.runtime import make_runtime
+
+    if trust_code:
+        _trust_code_of(run)
+    answers = predict_files(run, images, top, make_runtime(device))
+    print(json.dumps(answers, indent=2) if as_json else predictions_in_words(answers))
+
+
+def specialties(run: RunFolder, as_json: AsJson = False) -> None:
+    """The classes of each expert."""
+    from nofe import runs
+    from nofe.report.text import specialties_in_words
+    from nofe.runs import Run
+
+    if as_json:
+        print(json.dumps(Run(run).read_json(runs.SPECIALTIES), indent=2))
+    else:
+        print(specialties_in_words(run))
+
+
+def report(run: RunFolder) -> None:
+    """Write the page of a run again, report.html, and its figures."""
+    from nofe import runs
+    from nofe.errors import UserError
+    from nofe.report.page import write_report
+    from nofe.runs import Run
+
+    if Run(run).has(runs.CONFIG) and (until := Run(run).read_config().get("until", "experts")) != "experts":
+        raise UserError(
+            f"{run}: has until={until}, and a page is of experts; see what there is with nofe evaluate {run}"
+        )
+    write_report(Run(run))
+    print(f"{run / runs.REPORT} is written")
+
+
+def _trust_code_of(run: Path) -> None:
+    from nofe.architectures.zoo import trust
+    from nofe.runs import Run
+
+    trust(str(Run(run).read_config()["architecture"]))

@@ -1,0 +1,176 @@
+"""`nofe train`, and `nofe list` of the names that it knows."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nofe.cli.options import (
+    ArchitectureName,
+    Bases,
+    Compile,
+    DataRoot,
+    DatasetName,
+    Device,
+    Kernels,
+    Precision,
+    RecipeName,
+    Settings,
+)
+
+if TYPE_CHECKING:
+    from nofe.config import RunConfig
+    from nofe.training.ranks import Ranks
+
+
+def train(
+    dataset: DatasetName = None,
+    data_root: DataRoot = None,
+    architecture: ArchitectureName = None,
+    recipe: RecipeName = None,
+    experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
+    rule: Annotated[str | None, typer.Option(help="How specialties are chosen; see nofe list.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order, augmentation and partition.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from the library's weights.")] = False,
+    weights: Annotated[Path | None, typer.Option(help="Start from the weights in this file.")] = None,
+    frozen_trunk: Annotated[bool, typer.Option("--frozen-trunk", help="Train heads and branches alone.")] = False,
+    cut: Annotated[str | None, typer.Option(help="Experts begin with this layer.")] = None,
+    branch_width: Annotated[float | None, typer.Option(help="Of the layers inside a branch; 1 is full.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Narrow the branches to so many in all.")] = None,
+    base: Bases = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    set_: Settings = None,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Take stages that this run has trained alike from there; repeatable."),
+    ] = None,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
+    device: Device = "auto",
+    precision: Precision = None,
+    compile_: Compile = None,
+    capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
+    kernels: Kernels = "measure",
+    checkpoint_seconds: Annotated[
+        float | None, typer.Option(help="Least time between two checkpoints; by default they take 1% of the time.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0 is one a core.")] = 0,
+    sync_batch_norm: Annotated[
+        bool, typer.Option("--sync-batch-norm/--no-sync-batch-norm", help="Over the images of all ranks.")
+    ] = False,
+) -> None:
+    """Train a base and a network of experts, and compare them. On several GPUs: torchrun ... -m nofe train ..."""
+    from nofe import pipeline, runs
+    from nofe.architectures.zoo import trust
+    from nofe.errors import UserError
+    from nofe.report.text import comparison, specialties_in_words
+    from nofe.training.progress import Silent, progress_for_this_output
+    from nofe.training.runtime import launched_runtime
+
+    chosen: dict[str, Any] = {
+        "data.name": dataset,
+        "data.root": None if data_root is None else str(data_root),
+        "data.skip_unreadable": True if skip_unreadable else None,
+        "architecture": architecture,
+        "recipe": recipe,
+        "adapt.weights": _weights(pretrained, weights),
+        "adapt.frozen_trunk": True if frozen_trunk else None,
+        "adapt.cut": cut,
+        "adapt.branch_width": branch_width,
+        "adapt.parameters": parameters,
+        "specialties.count": experts,
+        "specialties.rule": rule,
+        "seed": seed,
+        "base.by": base,
+        "precision": precision,
+    }
+    for donor in reuse or []:
+        if not (donor / runs.CONFIG).exists():
+            raise UserError(f"--reuse {donor}: no run is here (there is no {runs.CONFIG}); name the folder of one")
+    if architecture is not None:
+        trust(architecture)
+    with launched_runtime(
+        device,
+        compile=compile_,
+        capture=capture,
+        kernels=kernels,
+        checkpoint_seconds=checkpoint_seconds,
+        sync_batch_norm=sync_batch_norm,
+        workers=workers,
+    ) as runtime:
+        ranks = runtime.ranks
+        config, folder = ranks.first(lambda: _configured(chosen, set_ or [], out, resume, ranks))
+        progress = progress_for_this_output() if ranks.rank == 0 else Silent()
+        if resume and not (folder / runs.CONFIG).exists():
+            progress.say(f"{folder}: no run to go on with is here; starting one")
+        summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress, donors=reuse or [])
+        if config.until != "base":
+            progress.say(ranks.first(lambda: specialties_in_words(folder)))
+        progress.say(comparison(summary))
+        if config.until == "experts":
+            progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
+
+
+def _configured(
+    chosen: Mapping[str, Any], settings: list[str], out: Path | None, resume: bool, ranks: "Ranks"
+) -> "tuple[RunConfig, Path]":
+    """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
+    from nofe import runs
+    from nofe.config import from_json, with_settings
+    from nofe.errors import UserError
+    from nofe.recipes import as_settings, configured
+    from nofe.runs import Run
+
+    if out is not None and resume and (out / runs.CONFIG).exists():
+        if (recipe := chosen.get("recipe")) is not None:
+            raise UserError(f"--recipe {recipe}: the run in {out} has its own; leave it out to go on with that run")
+        config = with_settings(from_json(Run(out).read_config()), [*as_settings(chosen), *settings])
+    else:
+        config = configured(chosen, settings)
+    if out is None:
+        kind = config.data.name.partition(":")[0]
+        architecture = re.sub(r"[^\w.-]+", "-", config.architecture)
+        out = Path("runs") / f"{kind}-{architecture}-k{config.specialties.count}"
+        out = out if resume else _chosen(out, ranks)
+    return config, out
+
+
+def _chosen(out: Path, ranks: "Ranks") -> Path:
+    """A free folder; the one that was free at first, when torchrun starts the processes again."""
+    chosen = Path(ranks.recall(f"chosen for {out}") or _free(out))
+    ranks.remember(f"chosen for {out}", str(chosen))
+    return chosen
+
+
+def _free(out: Path) -> Path:
+    numbered = (out, *(out.with_name(f"{out.name}-{number}") for number in range(2, 10_000)))
+    return next(path for path in numbered if not path.exists())
+
+
+def _weights(pretrained: bool, weights: Path | None) -> str | None:
+    if pretrained and weights is not None:
+        from nofe.errors import UserError
+
+        raise UserError(f"--pretrained and --weights {weights}: two sources of weights; give one of them")
+    return "pretrained" if pretrained else None if weights is None else str(weights)
+
+
+def list_() -> None:
+    """Architectures, data sets, recipes and specialty rules."""
+    from nofe.architectures import summaries
+    from nofe.data import DATASETS
+    from nofe.recipes import SUMMARIES
+    from nofe.specialties import RULES
+
+    tables = {
+        "architectures": summaries(),
+        "data sets": dict(DATASETS),
+        "recipes": SUMMARIES,
+        "specialty rules": {name: rule.summary for name, rule in RULES.items()},
+    }
+    for title, rows in tables.items():
+        print(title)
+        for name, summary in rows.items():
+            print(f"  {name:<20} {summary}")
