@@ -222,6 +222,8 @@ class _Walk:
             raise NotFusable(f"{path} ({type(layers[0]).__name__} that reads more than one value)")
         value, kind = self._value(node.args[0])
         rule = next((rule for types, rule in _RULES if isinstance(layers[0], types)), None)
+        if (drops := rules.drops_images(layers[0])) is not None:
+            return rules.images_dropped(self, path, drops, value, kind)
         if layers[0] in self._whole:
             return rules.each_module(self, path, layers, value, kind)
         if rule is None:

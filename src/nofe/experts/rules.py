@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nofe.experts.fused import _Walk
 
 BATCHED = (nn.LayerNorm, nn.GroupNorm, nn.MultiheadAttention)
-DROPS_IMAGES = ("DropPath", "StochasticDepth")  # timm's and torchvision's: whole images, other ones for each expert
+DROPS_IMAGES = ("DropPath", "StochasticDepth")  # timm's and torchvision's, and those written after them
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
 
@@ -71,8 +71,12 @@ class EachModule(nn.Module):
                 stack = path.replace(".", "_") or "own"
                 self.add_module(stack, ParameterStack([module.get_submodule(path) for module in modules], names))
                 self.owners[stack] = path
+        template = copy.deepcopy(modules[0]).to("meta")
+        for path, inner in list(template.named_modules()):
+            if path and (drops := drops_images(inner)) is not None:
+                template.set_submodule(path, drops)
         # For its code alone, and in a list, so that it is no part of this module.
-        self._template = [copy.deepcopy(modules[0]).to("meta")]
+        self._template = [template]
 
     def forward(self, value: Tensor) -> Tensor:
         [template] = self._template
@@ -90,7 +94,7 @@ class EachModule(nn.Module):
             value = value.unflatten(1, (self.experts, -1))
         where = None if self.kind is Kind.SHARED else 1
         if not weights and where is None:  # nothing tells the experts apart but what they draw
-            value, where = value[:, None].expand(-1, self.experts, *value.shape[1:]), 1
+            value, where = for_every_expert(value, self.experts), 1
         every = torch.vmap(one, in_dims=(0, where), out_dims=1, randomness="different")
         with batchable_attention(value.device):
             result: Tensor = every(weights, value)
@@ -107,6 +111,37 @@ def batchable_attention(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(shortcut)
+
+
+class DropsImages(nn.Module):
+    """Leaves out whole images, or all of a batch at once: of each expert its own, (N, K, ...).
+
+    Without a number of experts it reads what one of them has, (N, ...), as vmap shows it.
+    """
+
+    def __init__(self, rate: float, *, by_image: bool, scaled: bool) -> None:
+        super().__init__()
+        self.kept, self.by_image = 1 - rate, by_image
+        self.scale = 1 / self.kept if scaled and self.kept > 0 else 1.0
+        self.experts: int | None = None
+
+    def forward(self, value: Tensor) -> Tensor:
+        if not self.training or self.kept == 1:
+            return value
+        apart = (len(value) if self.by_image else 1, *([] if self.experts is None else [self.experts]))
+        # Not by bernoulli_ on an empty tensor, as libraries do: vmap would not know that each expert draws its own.
+        mask = torch.bernoulli(value.new_full(apart + (1,) * (value.dim() - len(apart)), self.kept))
+        return value * (mask * self.scale)
+
+
+def drops_images(layer: nn.Module) -> DropsImages | None:
+    """The same as timm's or torchvision's layer; None for any other."""
+    library, name, own = type(layer).__module__.partition(".")[0], type(layer).__name__, cast(Any, layer)
+    if (library, name) == ("timm", "DropPath"):
+        return DropsImages(own.drop_prob, by_image=True, scaled=own.scale_by_keep)
+    if (library, name) == ("torchvision", "StochasticDepth"):
+        return DropsImages(own.p, by_image=own.mode == "row", scaled=True)
+    return None
 
 
 class EachLinear(BatchedLinear):
@@ -178,6 +213,22 @@ def each_module(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kin
     for stack, inner in module.owners.items():
         walk.path_of[f"{name}.{stack}"] = f"{path}.{inner}".removesuffix(".")
     return result, Kind.VECTORS
+
+
+def images_dropped(walk: "_Walk", path: str, layer: DropsImages, value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
+    layer.experts = walk.count
+    if kind is Kind.MAPS:
+        by_expert = walk.graph.call_method("unflatten", (value, 1, (walk.count, -1)))
+        dropped = walk.put(path, layer, by_expert, parameters=False)
+        return walk.graph.call_method("flatten", (dropped, 1, 2)), kind
+    if kind is Kind.SHARED:
+        value = walk.graph.call_function(for_every_expert, (value, walk.count))
+    return walk.put(path, layer, value, parameters=False), Kind.VECTORS
+
+
+def for_every_expert(value: Tensor, experts: int) -> Tensor:
+    """(N, ...) to (N, K, ...), a view."""
+    return value[:, None].expand(-1, experts, *value.shape[1:])
 
 
 def linear_of_its_own(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
