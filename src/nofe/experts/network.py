@@ -40,8 +40,12 @@ class NetworkOfExperts(WithTrunk):
 
     def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
         features = self.trunk(images)  # (N, D, h, w)
+        return self.classify(features)  # (N, C)
+
+    def classify(self, features: Tensor) -> Tensor:  # (N, D, h, w)
+        """What the trunk gives to logits in class order."""
         slots: Tensor = self.experts(features)  # (N, C) in expert order
-        logits: Tensor = self.in_class_order(slots)  # (N, C)
+        logits: Tensor = self.in_class_order(slots)  # (N, C) in class order
         return logits
 
     def fuse(self) -> bool:
