@@ -35,7 +35,7 @@ from nofe.frozen import frozen, images_at_once, is_worth_measuring
 from nofe.specialties import random_balanced
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
-from nofe.training.runtime import Runtime, cudnn_not_searching, make_runtime
+from nofe.training.runtime import Runtime, cudnn_not_searching, drawing_aside, make_runtime
 
 PARTS = ("training", "evaluation")  # each about half of the work
 PATIENCE_SECONDS = 120.0  # then the stage compiles what is missing itself
@@ -136,13 +136,10 @@ def _draws(network: nn.Module, crop: int, runtime: Runtime) -> bool:
     The compiler puts the device's generator back to where it was before it compiled: steps that drew from it meanwhile
     would draw the same again.
     """
-    on_gpu = runtime.device.type == "cuda"
     images = torch.zeros(2, 3, crop, crop, device=runtime.device)
-    with torch.random.fork_rng([runtime.device] if on_gpu else []), torch.no_grad(), cudnn_not_searching():
-        before = torch.cuda.get_rng_state(runtime.device) if on_gpu else torch.get_rng_state()
+    with drawing_aside(runtime.device) as has_drawn, torch.no_grad(), cudnn_not_searching():
         network.train()(images)
-        after = torch.cuda.get_rng_state(runtime.device) if on_gpu else torch.get_rng_state()
-    return not torch.equal(before, after)
+        return has_drawn()
 
 
 def _rehearse(order: Order, runtime: Runtime) -> None:

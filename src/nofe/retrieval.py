@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nofe.architectures.line import WITH_WEIGHTS
 from nofe.data.batches import DeviceImages
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts
@@ -35,7 +36,6 @@ DEPTHS = (1, 3, 10)
 EVALUATION_BATCH = 500
 QUERIES_AT_ONCE = 1000  # a block of distances to 10,000 images is 40 MB
 
-WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
 # What a finished map is read by; batch norm, additions and ReLU still belong to the convolution before them.
 READERS = (
     *WITH_WEIGHTS, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten, nn.Dropout,
@@ -98,14 +98,14 @@ def neighbours_by_experts(
     everything = torch.arange(len(images), device=runtime.device)
     with torch.inference_mode(), evaluating(network):
         branches = network.branches()
-        maps, slots = [], []
+        maps, logits = [], []
         for part in torch.split(everything, EVALUATION_BATCH):
             with runtime.autocast():
                 maps.append(network.trunk(images.centre_view(part, crop)))
-                slots.append(network.experts(maps[-1]))
+                logits.append(network.classify(maps[-1]))
         shared = torch.cat(maps)  # (N, D, h, w)
         del maps
-        predicted = torch.cat(slots)[:, network.slot_of_class].argmax(1)  # (N,) classes
+        predicted = torch.cat(logits).argmax(1)  # (N,) classes
         specialty_of_class = torch.from_numpy(network.specialties.specialty_of_class.copy()).to(runtime.device)
         expert_of_query = specialty_of_class[predicted]  # (N,)
         found = torch.zeros(len(images), count, dtype=torch.int64, device=runtime.device)

@@ -494,16 +494,55 @@ def test_a_block_that_is_not_fused_is_named_and_the_network_runs() -> None:
     assert network(some_images()).shape == (3, 6)
 
 
-def test_each_expert_drops_other_images() -> None:
-    """Stochastic depth leaves whole images out of a block."""
-    from timm.layers import DropPath
+class Scaled(nn.Module):
+    """A block with a parameter of its own, which vmap runs whole, and with it the layer inside."""
 
-    layers = [nn.Sequential(DropPath(0.5), nn.Flatten(), nn.Linear(16, 2, bias=False)) for _ in range(2)]
-    for layer in layers:
-        nn.init.ones_(layer[2].weight)
-    outputs = fuse(Branches(layers).train())(torch.ones(32, 1, 4, 4)).view(32, 2, 2)
-    assert set(outputs.unique().tolist()) == {0.0, 32.0}
-    assert not torch.equal(outputs[:, 0], outputs[:, 1])
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, nn.Parameter(torch.ones(1, 1, 1))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.layer(features) * self.scale
+
+
+DROPS = {
+    "DropPath": lambda: timm.layers.DropPath(0.25),
+    "DropPath, not scaled": lambda: timm.layers.DropPath(0.25, scale_by_keep=False),
+    "StochasticDepth by row": lambda: torchvision.ops.StochasticDepth(0.25, "row"),
+    "StochasticDepth by batch": lambda: torchvision.ops.StochasticDepth(0.25, "batch"),
+}
+PLACES = {
+    "on the trunk's map": lambda layer: [layer],
+    "on each expert's map": lambda layer: [nn.Conv2d(1, 1, 1, bias=False), layer],
+    "on vectors": lambda layer: [nn.Flatten(), layer],
+    "in a block": lambda layer: [Scaled(layer)],
+    "in a block on each expert's map": lambda layer: [nn.Conv2d(1, 1, 1, bias=False), Scaled(layer)],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("layer", DROPS)
+def test_each_expert_drops_other_images_as_the_layer_does(layer: str, place: str) -> None:
+    """Stochastic depth leaves whole images out of a block, or the block out for a whole batch."""
+    torch.manual_seed(0)
+    branches = [
+        nn.Sequential(*PLACES[place](DROPS[layer]()), nn.Flatten(), nn.Linear(16, 2, bias=False)) for _ in range(3)
+    ]
+    for each in nn.ModuleList(branches).parameters():
+        nn.init.ones_(each)
+    fused = fuse(Branches(branches).train())
+    ones = torch.ones(64, 1, 4, 4)
+    passes = [fused(ones).view(64, 3, 2) for _ in range(20)]
+    drawn = torch.stack(passes)  # passes, images, experts, classes
+    drawn.sum().backward()
+    torch.testing.assert_close(drawn.amax(), torch.tensor(16.0 if "not scaled" in layer else 16 / 0.75))
+    kept = drawn > 0
+    assert len(drawn.unique()) == 2
+    assert torch.equal(kept[..., 0], kept[..., 1])
+    assert (kept.unique(dim=1).shape[1] == 1) == ("batch" in layer)
+    assert len(kept.flatten(0, 1).unique(dim=0)) > 4, "experts that drop together"
+    assert 0.6 < kept.float().mean() < 0.9
+    assert torch.equal(fused.eval()(ones), torch.full((64, 6), 16.0))
 
 
 # Names

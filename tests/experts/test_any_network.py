@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 
 from nofe.architectures import Architecture
 from nofe.architectures.adapt import adapted
@@ -169,8 +170,18 @@ NETWORKS: dict[str, tuple[Build, str]] = {
     "efficientnet": (of_timm("test_efficientnet"), "InvertedResidual"),
     "convnext": (of_timm("test_convnext"), "ConvNeXtBlock"),
     "convnext-of-torchvision": (
-        lambda outputs: ConvNeXt([CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 2)], num_classes=outputs),
+        lambda outputs: ConvNeXt([CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 2)], 0.4, num_classes=outputs),
         "CNBlock",
+    ),
+    "efficientnet-of-torchvision": (
+        lambda outputs: EfficientNet(
+            [MBConvConfig(2, 3, 2, 8, 16, 1, 1, 1), MBConvConfig(2, 3, 1, 16, 16, 2, 1, 1)],
+            dropout=0.2,
+            stochastic_depth_prob=0.4,
+            last_channel=32,
+            num_classes=outputs,
+        ),
+        "MBConv",
     ),
     "vision-transformer": (of_timm("vit_tiny_patch16_224", **SMALL_VIT), "Block"),
     "vision-transformer-of-torchvision": (
@@ -281,14 +292,21 @@ def test_fused_is_the_same_function_and_every_parameter_has_a_gradient(
     assert not [each for each in recwarn if "performance drop" in str(each.message)]  # vmap in a loop is not fused
 
 
+def train_for_two_steps(network: NetworkOfExperts, runtime: Runtime) -> None:
+    recipe = Recipe(epochs=1, batch=4, rate=1e-2, weight_decay=1e-3, augmentation=Augmentation(crop=32))
+    rng = np.random.default_rng(0)
+    pixels = ImageSet(rng.integers(0, 256, (8, 3, 32, 32), dtype=np.uint8), rng.integers(0, RAGGED.classes, 8))
+    state = start_training("experts", network, recipe, 0, runtime)
+    on_device = DeviceImages(pixels, pixel_mean(pixels), runtime.device)
+    batches = Batches(on_device, recipe.augmentation, batch=4, seed=0, stage="experts")
+    train_epoch(state, batches, Objective(torch.arange(RAGGED.classes)), runtime, Silent())
+
+
 @every_network
 def test_the_loop_trains_fused_experts_as_it_does_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In double, so that what differs is a mistake and no rounding."""
     monkeypatch.setattr(Runtime, "input_dtype", torch.float64)
     runtime = Runtime(torch.device("cpu"), kernels="together")
-    recipe = Recipe(epochs=1, batch=4, rate=1e-2, weight_decay=1e-3, augmentation=Augmentation(crop=32))
-    rng = np.random.default_rng(0)
-    pixels = ImageSet(rng.integers(0, 256, (8, 3, 32, 32), dtype=np.uint8), rng.integers(0, RAGGED.classes, 8))
     trained = []
     for fused in (False, True):
         network = network_of(name)
@@ -296,15 +314,72 @@ def test_the_loop_trains_fused_experts_as_it_does_one_by_one(name: str, monkeypa
             assert network.fuse()
             network.choose_kernels((4, 3, 32, 32), runtime, training=True)
             assert isinstance(network.experts, FusedExperts)
-        state = start_training("experts", network, recipe, 0, runtime)
-        on_device = DeviceImages(pixels, pixel_mean(pixels), runtime.device)
-        batches = Batches(on_device, recipe.augmentation, batch=4, seed=0, stage="experts")
-        train_epoch(state, batches, Objective(torch.arange(RAGGED.classes)), runtime, Silent())
+        train_for_two_steps(network, runtime)
         trained.append(network.state_dict())
     before, (reference, fused_weights) = network_of(name).state_dict(), trained
     assert any(not torch.equal(before[key], tensor) for key, tensor in reference.items())
     for key, tensor in reference.items():
         torch.testing.assert_close(fused_weights[key], tensor, rtol=1e-5, atol=1e-7, msg=key)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["convnext-of-torchvision", "efficientnet-of-torchvision"])
+def test_experts_that_leave_out_images_are_trained_fused(name: str, precision: str) -> None:
+    """Their layers draw in training alone, and are tried there, with nothing of the run changed by it."""
+    torch.manual_seed(0)
+    runtime = Runtime(torch.device("cpu"), precision, kernels="together")
+    network = plant_experts(architecture(name), RAGGED)
+    assert network.fuse()
+    before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    generator = torch.get_rng_state()
+    network.choose_kernels((4, 3, 32, 32), runtime, training=True)
+    assert isinstance(network.experts, FusedExperts)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+    train_for_two_steps(network, runtime)
+    of_experts = [key for key in before if key.startswith("experts.") and key.endswith("weight")]
+    after = network.state_dict()
+    assert all(after[key].isfinite().all() for key in of_experts)
+    assert any(not torch.equal(after[key], before[key]) for key in of_experts)
+
+
+class DrawsInItsOwnWay(nn.Module):
+    """Into a tensor that does not come from the features, so that vmap does not know whose it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8, 1, 1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features * self.scale * (torch.empty(1).bernoulli_(0.5) if self.training else 1)
+
+
+@pytest.mark.parametrize("wrong", ["differs", "fails"])
+def test_what_is_wrong_in_training_alone_is_noticed(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def branch(size: int) -> nn.Module:
+        layer = DrawsInItsOwnWay() if wrong == "fails" else nn.ReLU()
+        return nn.Sequential(layer, nn.Flatten(), nn.Linear(32, size))
+
+    network = NetworkOfExperts(nn.Conv2d(3, 8, 16, stride=16), [branch(size) for size in (2, 4, 2)], RAGGED)
+    assert network.fuse()
+    forward = FusedExperts.forward
+    if wrong == "differs":
+        monkeypatch.setattr(
+            FusedExperts, "forward", lambda self, maps: (1.1 if self.training else 1.0) * forward(self, maps)
+        )
+    runtime = Runtime(torch.device("cpu"), kernels="together")
+    network.choose_kernels((2, 3, 32, 32), runtime, training=False)
+    assert isinstance(network.experts, FusedExperts), "it is right in evaluation"
+    generator = torch.get_rng_state()
+    network.choose_kernels((2, 3, 32, 32), runtime, training=True)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert isinstance(network.experts, Branches)
+    assert ("they differ (by" if wrong == "differs" else "they fail (vmap: Cannot ask for") in caplog.text
+    assert len(caplog.records) == 1
+    train_for_two_steps(network, runtime)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

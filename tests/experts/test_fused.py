@@ -4,6 +4,7 @@ import copy
 import re
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import nofe
 from nofe.architectures import ARCHITECTURES, architecture_named
 from nofe.architectures.caffe import BatchNorm2d
 from nofe.architectures.matched import MATCHED
@@ -431,6 +433,14 @@ def test_logits_are_in_class_order_whatever_the_partition() -> None:
             if fuse_it:
                 assert network.fuse()
             assert network(torch.zeros(2, 1)).tolist() == [list(range(11))] * 2
+
+
+def test_only_experts_know_slots() -> None:
+    """And the partition, which defines them; all others get logits in class order."""
+    package = Path(nofe.__file__).parent
+    sources = {path.relative_to(package): path.read_text() for path in package.rglob("*.py")}
+    knowing = {path for path, text in sources.items() if re.search(r"slot_of_class|class_of_slot|\.experts\(", text)}
+    assert {path for path in knowing if path.parts[0] != "experts"} == {Path("specialties/partition.py")}
 
 
 def test_gradients_return_to_the_slot_of_their_class() -> None:

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from test_fused import BALANCED, FEATURES, RAGGED, pair
+from test_fused import BALANCED, FEATURES, RAGGED, Trunkless, pair
+from timm.layers import DropPath
 from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
 
 from nofe.experts import kernels
 from nofe.experts.branches import Branches
@@ -171,6 +174,31 @@ def test_choosing_changes_no_weight_no_statistic_and_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    "drops",
+    [
+        lambda: nn.Dropout(0.5),
+        lambda: nn.AlphaDropout(0.5),
+        lambda: nn.Dropout2d(0.5),
+        lambda: DropPath(0.5),
+        lambda: StochasticDepth(0.5, "batch"),
+    ],
+)
+def test_layers_that_draw_are_measured_with_the_generator_put_back(
+    drops: Callable[[], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOFE_CACHE", str(tmp_path))
+    branches = [nn.Sequential(nn.Conv2d(4, 4, 1), drops(), nn.Flatten(), nn.Linear(64, size)) for size in RAGGED]
+    network = Trunkless(branches, RAGGED)
+    assert network.fuse()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    generator = torch.get_rng_state()
+    made = network.train().choose_kernels((2, 4, 4, 4), CPU, training=True)
+    assert sorted(made) == sorted(key.partition(": ")[2] for key in json.loads((tmp_path / kernels.FILE).read_text()))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
 def test_nothing_is_measured_where_it_may_not_be(monkeypatch: pytest.MonkeyPatch) -> None:

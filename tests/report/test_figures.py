@@ -134,7 +134,7 @@ def test_of_many_classes_neighbours_share_a_cell(record: Record) -> None:
     classes = 3 * figures.MOST_CELLS - 300
     specialties = Specialties(np.arange(classes) % 7)
     many = replace(record, specialties=specialties, confusion=csr_array(np.eye(classes, dtype=np.int64)))
-    shares = figures.shares_by_slot(many)
+    shares = figures.shares_by_expert(many)
     assert shares.shape == (figures.MOST_CELLS, figures.MOST_CELLS)
     assert (np.diag(shares) == 1).all()
     assert shares.sum() == figures.MOST_CELLS

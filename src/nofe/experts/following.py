@@ -2,12 +2,15 @@
 
 from torch import fx, nn
 
+from nofe.architectures.images_first import without_counting_images
 from nofe.architectures.line import OneInput
 from nofe.architectures.modes import followed_in_both_modes
-from nofe.experts import rules
 from nofe.experts.kinds import NotFusable
 
 Leaves = tuple[type[nn.Module], ...]
+BATCHED = (nn.LayerNorm, nn.GroupNorm, nn.MultiheadAttention)
+DROPS_IMAGES = ("DropPath", "StochasticDepth")  # timm's and torchvision's, and those written after them
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
 
 class _Tracer(fx.Tracer):
@@ -23,16 +26,19 @@ class _Tracer(fx.Tracer):
 
 def followed(branch: nn.Module, leaves: Leaves) -> tuple[fx.Graph, set[nn.Module]]:
     """The graph of a branch, and the modules in it that vmap runs whole: by rule, or as fx cannot follow them."""
-    classifier = rules.classifier_of(branch)
-    whole = {module for module in branch.modules() if rules.runs_whole(module, classifier)}
+    classifier = _classifier_of(branch)
+    whole = {module for module in branch.modules() if _runs_whole(module, classifier)}
     while True:
         try:
-            return _traced(branch, leaves, whole), whole
+            graph = _traced(branch, leaves, whole)
         except Exception as error:  # fx says in many ways that it cannot follow the code
             path, module = _in_the_way(branch, leaves, whole)
-            if not rules.can_run_whole(module, classifier):
+            if not can_run_whole(module, classifier):
                 raise NotFusable(f"{path or 'the branch'} ({type(module).__name__}: {error})") from error
             whole.add(module)
+        else:
+            without_counting_images(graph)
+            return graph, whole
 
 
 def _traced(module: nn.Module, leaves: Leaves, whole: set[nn.Module]) -> fx.Graph:
@@ -56,3 +62,31 @@ def _in_the_way(branch: nn.Module, leaves: Leaves, whole: set[nn.Module]) -> tup
             except Exception:
                 return path, module
     return "", branch
+
+
+def can_run_whole(module: nn.Module, classifier: nn.Module | None) -> bool:
+    """Whether vmap could run a module: without buffers, which it cannot write, and without the ragged classifier."""
+    is_container = isinstance(module, CONTAINERS)
+    has_classifier = any(each is classifier for each in module.modules())
+    return not is_container and not has_classifier and next(module.buffers(), None) is None
+
+
+def _runs_whole(module: nn.Module, classifier: nn.Module | None) -> bool:
+    """Whether a module is run by vmap as it is, instead of being followed inside."""
+    if type(module).__name__ in DROPS_IMAGES:
+        return True
+    if not can_run_whole(module, classifier) or next(module.parameters(), None) is None:
+        return False
+    if isinstance(module, BATCHED):
+        return True
+    if type(module).__module__.startswith("torch.nn"):
+        return False
+    if next(module.parameters(recurse=False), None) is not None and not isinstance(module, nn.Conv2d | nn.Linear):
+        return True  # a scale, or a block with one
+    inner = list(module.modules())
+    return any(isinstance(each, BATCHED) for each in inner) or "Attention" in type(module).__name__
+
+
+def _classifier_of(branch: nn.Module) -> nn.Module | None:
+    layers = [module for module in branch.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    return layers[-1] if layers else None

@@ -6,7 +6,7 @@ value, so a view by them means the same for K experts as for one.
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,14 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.modes import where
 from nofe.experts.kinds import Kind, NotFusable
+from nofe.experts.walk import Walk, Written
 
-if TYPE_CHECKING:
-    from nofe.experts.fused import _Walk
-
+POINTWISE: set[Any] = {
+    F.relu, torch.relu, F.gelu, F.silu, F.relu6, F.leaky_relu, F.elu, F.hardswish, F.hardsigmoid, torch.sigmoid,
+    torch.tanh, F.sigmoid, F.tanh, "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_",
+}  # fmt: skip
+ADDITIONS: set[Any] = {operator.add, torch.add, operator.iadd, "add", "add_"}
+FLATTENINGS: set[Any] = {torch.flatten, "flatten"}
 ARITHMETIC: set[Any] = {
     operator.add, operator.iadd, torch.add, "add", "add_", operator.mul, operator.imul, torch.mul, "mul", "mul_",
     operator.sub, torch.sub, "sub", operator.truediv, torch.div, "div", operator.floordiv,
@@ -73,17 +77,32 @@ class Place:
         self.index = index
 
 
-def function(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind] | None:
-    """None where there is no rule."""
-    target, read = node.target, node.all_input_nodes
-    values, kinds = {each: walk.values[each][0] for each in read}, [walk.values[each][1] for each in read]
+def function(walk: Walk, node: fx.Node) -> Written:
+    """What a function or method becomes that a branch calls."""
+    target: Any = node.target
+    if target in POINTWISE:
+        value, kind = walk.value(node.args[0])
+        return walk.graph.create_node(node.op, target, (value, *node.args[1:]), dict(node.kwargs)), kind
+    if target in ADDITIONS and (result := _sum(walk, node)) is not None:
+        return result
+    if target in FLATTENINGS and node.args[1:] in ((1,), (1, -1)) and not node.kwargs:
+        return flattened(walk, *walk.value(node.args[0]))
     if _asks_for_sizes(node):
-        return _sizes_of_one(walk, node, *walk.values[read[0]])
+        return _sizes_of_one(walk, node)
     if target in POOLING:
-        values[read[0]], kind = walk.as_map(*walk.values[read[0]])
-        return walk.graph.node_copy(node, lambda each: values[each]), kind
-    if target not in ARITHMETIC | REARRANGING:
-        return None
+        maps = node.all_input_nodes[0]  # others may be sizes
+        value, kind = walk.as_map(*walk.value(maps))
+        return walk.graph.node_copy(node, lambda each: value if each is maps else walk.value(each)[0]), kind
+    if target in ARITHMETIC | REARRANGING:
+        return _of_each(walk, node)
+    name = target if isinstance(target, str) else getattr(target, "__name__", target)
+    raise NotFusable(f"{node.name} ({name}{where(node)})")
+
+
+def _of_each(walk: Walk, node: fx.Node) -> Written:
+    """Arithmetic and rearranging: as it is where that means the same for K experts, or else of each expert's value."""
+    target, read = node.target, node.all_input_nodes
+    values, kinds = {each: walk.value(each)[0] for each in read}, [walk.value(each)[1] for each in read]
     tensors = [kind for kind in kinds if kind is not Kind.NUMBERS]
     if not tensors:  # what is made of sizes is the same for all experts, too
         return walk.graph.node_copy(node, lambda each: values[each]), Kind.NUMBERS
@@ -93,7 +112,7 @@ def function(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind] | None:
     plain = first is Kind.SHARED or target in ARITHMETIC or (first is Kind.MAPS and _averages_map(node))
     if alike and plain and first is not Kind.WEIGHTS and (len(tensors) == 1 or first is not Kind.VECTORS):
         if kinds == [Kind.MAPS, Kind.MAPS]:
-            values = dict(zip(read, of_one_width(walk, *values.values()), strict=True))
+            values = dict(zip(read, _of_one_width(walk, *values.values()), strict=True))
         return walk.graph.node_copy(node, lambda each: values[each]), first
     places = {each: Place(index) for index, each in enumerate(read)}
     arrangement = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: cast(Any, places[each]))
@@ -107,18 +126,54 @@ def _asks_for_sizes(node: fx.Node) -> bool:
     return node.target == "size" or (node.target is getattr and node.args[1:] == ("shape",))
 
 
-def _sizes_of_one(walk: "_Walk", node: fx.Node, value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
+def _sizes_of_one(walk: Walk, node: fx.Node) -> Written:
     """All experts' values are of one shape, so the first one is asked for all."""
+    value, kind = walk.value(node.all_input_nodes[0])
     if walk.is_ragged:
         raise NotFusable(f"{node.name}{where(node)} (asks for sizes that differ between experts)")
     if kind is Kind.MAPS:
-        value = walk.graph.call_method("unflatten", (value, 1, (walk.count, -1)))
+        value = walk.by_expert(value)
     if kind is not Kind.SHARED:
         value = walk.graph.call_method("select", (value, 0 if kind is Kind.WEIGHTS else 1, 0))
     return walk.graph.node_copy(node, lambda _: value), Kind.NUMBERS
 
 
-def of_one_width(walk: "_Walk", one: fx.Node, other: fx.Node) -> tuple[fx.Node, fx.Node]:
+def _sum(walk: Walk, node: fx.Node) -> Written | None:
+    """Of two values, or None. What nobody reads is none: it is written over one of them."""
+    if node.kwargs or not node.users or not all(isinstance(each, fx.Node) for each in node.args[:2]):
+        return None
+    (one, kind_one), (other, kind_other) = (walk.value(argument) for argument in node.args[:2])
+    if kind_one is kind_other:
+        if kind_one is Kind.MAPS:
+            one, other = _of_one_width(walk, one, other)
+        return walk.graph.call_function(operator.add, (one, other)), kind_one
+    if {kind_one, kind_other} == {Kind.MAPS, Kind.SHARED}:
+        own, shared = (one, other) if kind_one is Kind.MAPS else (other, one)
+        return walk.graph.call_function(add_shared, (own, shared, walk.count)), Kind.MAPS
+    return None
+
+
+def flattened(walk: Walk, value: fx.Node, kind: Kind) -> Written:
+    if kind is Kind.MAPS:
+        return walk.graph.call_function(vectors_of_maps, (value, walk.count)), Kind.VECTORS
+    if kind is Kind.SHARED:
+        return walk.graph.call_method("flatten", (value, 1)), Kind.SHARED
+    return walk.graph.call_method("flatten", (value, 2)), kind
+
+
+def add_shared(own: Tensor, shared: Tensor, experts: int) -> Tensor:
+    """(N, K*D, h, w) plus (N, D, h, w), the same for every expert."""
+    maps: Tensor = (own.unflatten(1, (experts, -1)) + shared[:, None]).flatten(1, 2)
+    return maps
+
+
+def vectors_of_maps(maps: Tensor, experts: int) -> Tensor:
+    """(N, K*D, h, w) to (N, K, D*h*w)."""
+    vectors: Tensor = maps.unflatten(1, (experts, -1)).flatten(2)
+    return vectors
+
+
+def _of_one_width(walk: Walk, one: fx.Node, other: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Maps of all experts that meet in arithmetic; only as the graph runs is it known which of them is a mask."""
     wide = walk.graph.call_function(as_wide_as, (one, other, walk.count))
     return wide, walk.graph.call_function(as_wide_as, (other, one, walk.count))

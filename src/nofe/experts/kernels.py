@@ -24,7 +24,7 @@ from nofe.experts.fused import FusedExperts
 from nofe.experts.stacked import StackedLayer
 from nofe.files import replace_atomically
 from nofe.training.launch import EAGER_STEPS, launcher, milliseconds
-from nofe.training.runtime import Runtime, cache_folder, device_name
+from nofe.training.runtime import Runtime, cache_folder, device_name, drawing_aside
 
 KERNELS = ("together", "loop", "product", "winograd")
 BRANCHES = "branches"  # no kernel of a layer: the reference, branch by branch
@@ -239,6 +239,16 @@ def faster_than_branches(
 
 def _fastest(steps: dict[str, Callable[[], None]], runtime: Runtime) -> str:
     """The name of the fastest; the first one, unless another is clearly faster."""
+    with drawing_aside(runtime.device):
+        least = _least_seconds(steps, runtime)
+    log.debug("%s", {name: f"{1000 * seconds:.3f} ms" for name, seconds in least.items()})
+    winner = min(least, key=lambda name: least[name])
+    first = next(iter(steps))
+    return first if first in least and least[winner] > CLEARLY * least[first] else winner
+
+
+def _least_seconds(steps: dict[str, Callable[[], None]], runtime: Runtime) -> dict[str, float]:
+    """Of those that may be the fastest."""
     seconds: dict[str, list[float]] = {}
     for name, step in steps.items():
         for _ in range(EAGER_STEPS + 2 if runtime.capture else 1):  # libraries choose their own kernels
@@ -251,11 +261,7 @@ def _fastest(steps: dict[str, Callable[[], None]], runtime: Runtime) -> str:
         for name in hopeful:
             seconds[name].append(_time(steps[name], runtime))
     # The least of several: what disturbs a measurement makes it longer, never shorter.
-    least = {name: min(seconds[name]) for name in hopeful}
-    log.debug("%s", {name: f"{1000 * seconds:.3f} ms" for name, seconds in least.items()})
-    winner = min(hopeful, key=lambda name: least[name])
-    first = next(iter(steps))
-    return first if first in least and least[winner] > CLEARLY * least[first] else winner
+    return {name: min(seconds[name]) for name in hopeful}
 
 
 def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, frozen: bool) -> Callable[[], None]:
@@ -264,9 +270,6 @@ def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, f
     if frozen:
         pack_convolutions(module)
         freeze(module)
-    for each in module.modules():
-        if isinstance(each, nn.Dropout | nn.Dropout2d):
-            each.eval()  # it would draw from the run's generator
     given = inputs.detach().clone()  # keeps the layout
 
     def forward() -> None:

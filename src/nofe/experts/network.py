@@ -15,7 +15,7 @@ from nofe.experts import kernels
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
 from nofe.specialties import Specialties
-from nofe.training.runtime import Runtime, cudnn_not_searching
+from nofe.training.runtime import Runtime, cudnn_not_searching, drawing_aside
 
 ROUNDING = 0.02  # of the largest logit: TensorFloat-32 through a few layers
 log = logging.getLogger("nofe")
@@ -40,8 +40,12 @@ class NetworkOfExperts(WithTrunk):
 
     def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
         features = self.trunk(images)  # (N, D, h, w)
+        return self.classify(features)  # (N, C)
+
+    def classify(self, features: Tensor) -> Tensor:  # (N, D, h, w)
+        """What the trunk gives to logits in class order."""
         slots: Tensor = self.experts(features)  # (N, C) in expert order
-        logits: Tensor = self.in_class_order(slots)  # (N, C)
+        logits: Tensor = self.in_class_order(slots)  # (N, C) in class order
         return logits
 
     def fuse(self) -> bool:
@@ -92,7 +96,7 @@ class NetworkOfExperts(WithTrunk):
             return {}
         features = self._example_features(images, runtime)
         branches = self.branches().to(memory_format=torch.channels_last)
-        if wrong := self._what_is_wrong(branches, features[:2]):
+        if wrong := self._what_is_wrong(branches, features[:2], runtime, training=training):
             log.warning("the experts run one after another, which is slower: fused, %s", wrong)
             self.unfuse()
             return {}
@@ -107,21 +111,22 @@ class NetworkOfExperts(WithTrunk):
             self.unfuse()
         return chosen | choice
 
-    def _what_is_wrong(self, branches: Branches, features: Tensor) -> str | None:
+    def _what_is_wrong(self, branches: Branches, features: Tensor, runtime: Runtime, *, training: bool) -> str | None:
         """With the fused experts, beside the branches that they were made of: layers may surprise their rules."""
+        assert isinstance(self.experts, FusedExperts)
         features = features.to(next(self.experts.parameters()).dtype)  # which autocast may have made bfloat16
         was_training = self.experts.training
-        branches.eval(), self.experts.eval()
         try:
-            with torch.no_grad(), cudnn_not_searching():
-                expected = branches(features)
-                apart = float((self.experts(features) - expected).abs().max())
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            with cudnn_not_searching():
+                with torch.no_grad():
+                    wrong = _difference(self.experts.eval()(features), branches.eval()(features))
+                if wrong is None and training:
+                    wrong = _what_is_wrong_in_training(copy.deepcopy(self.experts), branches, features, runtime)
+        except Exception as error:  # whatever a layer says of what it cannot do
             return f"they fail ({first_line(error)})"
         finally:
             self.experts.train(was_training)
-        largest = float(expected.abs().max())
-        return f"they differ (by {apart:.2g} of {largest:.2g})" if apart > ROUNDING * largest else None
+        return wrong
 
     def _example_features(self, images: tuple[int, ...], runtime: Runtime) -> Tensor:
         """What the trunk gives for noise, with nothing counted and nothing drawn from the run's generators."""
@@ -190,6 +195,27 @@ class _Reordered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient.index_select(1, *ctx.saved_tensors), None, None
+
+
+def _what_is_wrong_in_training(
+    fused: FusedExperts, branches: Branches, features: Tensor, runtime: Runtime
+) -> str | None:
+    """With copies, which may learn and count; some layers fail in training alone, and only where they draw."""
+    with drawing_aside(runtime.device) as has_drawn, torch.enable_grad(), runtime.autocast():
+        given = features.detach().clone().requires_grad_()
+        outputs = fused.train()(given)
+        outputs.backward(outputs.detach())
+        # Statistics of two images enlarge the rounding of other precisions beyond measure.
+        if has_drawn() or runtime.precision != "fp32":
+            return None
+        with torch.no_grad():
+            return _difference(outputs, branches.train()(features))
+
+
+def _difference(found: Tensor, expected: Tensor) -> str | None:
+    """In words, where it is more than rounding."""
+    apart, largest = float((found - expected).abs().max()), float(expected.abs().max())
+    return f"they differ (by {apart:.2g} of {largest:.2g})" if apart > ROUNDING * largest else None
 
 
 def _apart(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,186 +1,77 @@
-"""How the layers of today's networks are run for K experts at once: normalised tokens, attention, gates, scales.
+"""How the layers of K experts become one: a rule for each kind of layer.
 
-What acts on each expert alone is run for all of them by torch.vmap, with the experts as one more dimension: its
-convolutions become grouped ones, its products batched ones. This serves every module without buffers; batch norm, which
-keeps statistics, has a rule of its own in `fused.py`.
+A rule takes the walk, the path of a layer in a branch, the layers of the K experts, and what they read, and gives what
+they write.
 """
 
-import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
+from nofe.experts.each import EachLinear, EachModule, OneWeight, SharedEachLinear, drops_images, for_every_expert
+from nofe.experts.following import can_run_whole
+from nofe.experts.functions import flattened
 from nofe.experts.kinds import Kind, NotFusable
-from nofe.experts.stacked import BatchedLinear, SharedLinear, StackedLayer
+from nofe.experts.stacked import GroupedConvolution, SharedConvolution
+from nofe.experts.walk import Walk, Written
 
-if TYPE_CHECKING:
-    from nofe.experts.fused import _Walk
+# Act on each number, or on each channel, alone: the same module serves K*D channels.
+CHANNEL_BY_CHANNEL = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid,
+    nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN,
+)  # fmt: skip
+ON_MAPS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN)
+RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
+DROPS_CHANNELS = (nn.Dropout1d, nn.Dropout2d)
+LEAVES = (*CHANNEL_BY_CHANNEL, *RANDOM, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.Flatten, AcrossChannelLRN)
 
-BATCHED = (nn.LayerNorm, nn.GroupNorm, nn.MultiheadAttention)
-DROPS_IMAGES = ("DropPath", "StochasticDepth")  # timm's and torchvision's: whole images, other ones for each expert
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
-
-
-class ParameterStack(StackedLayer):
-    """Parameters of one module of each expert under their own names, one after another: (K*O, ...) of (O, ...).
-
-    Flat, because a convolution's weight of five dimensions cannot be laid out channels last.
-    """
-
-    flat = True
-    cast_by_autocast = False  # norms and scales stay in float32; what is a product casts its operands itself
-
-    def __init__(self, modules: Sequence[nn.Module], names: Sequence[str]) -> None:
-        nn.Module.__init__(self)
-        self.experts = len(modules)
-        if any(getattr(modules[0], name).dim() == 0 for name in names):
-            raise NotFusable(f"{names[0]} of {type(modules[0]).__name__} (a parameter that is a single number)")
-        self.outputs = [max(len(getattr(modules[0], name)) for name in names)] * self.experts
-        for name in names:
-            parts = [cast(Tensor, getattr(module, name)).detach() for module in modules]
-            if any(part.shape != parts[0].shape for part in parts):
-                raise NotFusable(f"{name} of {type(modules[0]).__name__} (its size differs between experts)")
-            self.register_parameter(name, nn.Parameter(torch.cat(parts)))
-        cast(Any, self).multipliers = getattr(modules[0], "multipliers", {})
+Rule = Callable[[Walk, str, list[Any], fx.Node, Kind], Written]
 
 
-class OneWeight(ParameterStack):
-    """A parameter that a block reads by name."""
-
-    def forward(self) -> Tensor:
-        [weight] = self.parameters()
-        by_expert: Tensor = weight.unflatten(0, (self.experts, -1))
-        return by_expert  # (K, ...)
-
-
-class EachModule(nn.Module):
-    """One module of every expert, run by vmap: (N, ...) or (N, K*D, h, w) or (N, K, ...) to (N, K, ...)."""
-
-    def __init__(self, modules: Sequence[nn.Module], kind: Kind) -> None:
-        super().__init__()
-        self.experts, self.kind = len(modules), kind
-        self.owners: dict[str, str] = {}  # stack in this module -> path in the module of an expert
-        for path, inner in modules[0].named_modules():
-            names = [name for name, _ in inner.named_parameters(recurse=False)]
-            if names:
-                stack = path.replace(".", "_") or "own"
-                self.add_module(stack, ParameterStack([module.get_submodule(path) for module in modules], names))
-                self.owners[stack] = path
-        # For its code alone, and in a list, so that it is no part of this module.
-        self._template = [copy.deepcopy(modules[0]).to("meta")]
-
-    def forward(self, value: Tensor) -> Tensor:
-        [template] = self._template
-        template.train(self.training)
-        weights: dict[str, Tensor] = {
-            f"{path}.{name}".removeprefix("."): weight.unflatten(0, (self.experts, -1))
-            for stack, path in self.owners.items()
-            for name, weight in self.get_submodule(stack).named_parameters()
-        }
-
-        def one(own: dict[str, Tensor], given: Tensor) -> Any:
-            return torch.func.functional_call(template, own, (given,))
-
-        if self.kind is Kind.MAPS:
-            value = value.unflatten(1, (self.experts, -1))
-        where = None if self.kind is Kind.SHARED else 1
-        if not weights and where is None:  # nothing tells the experts apart but what they draw
-            value, where = value[:, None].expand(-1, self.experts, *value.shape[1:]), 1
-        every = torch.vmap(one, in_dims=(0, where), out_dims=1, randomness="different")
-        with batchable_attention(value.device):
-            result: Tensor = every(weights, value)
-        return result
+def layer(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
+    """What a layer becomes that a branch calls; `whole` are those of the first branch that vmap runs as they are."""
+    path = str(node.target)
+    layers: list[Any] = [branch.get_submodule(path) for branch in walk.branches]
+    if len(node.args) != 1 or node.kwargs:
+        raise NotFusable(f"{path} ({type(layers[0]).__name__} that reads more than one value)")
+    value, kind = walk.value(node.args[0])
+    rule = _rule_for(layers[0], whole)
+    if rule is None:
+        raise NotFusable(f"{path} ({type(layers[0]).__name__})")
+    return rule(walk, path, layers, value, kind)
 
 
-@contextmanager
-def batchable_attention(device: torch.device) -> Iterator[None]:
-    """Kernels of attention that vmap knows: not the processor's flash attention, nor torch's shortcut in evaluation."""
-    shortcut = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(shortcut)
+def _rule_for(first: nn.Module, whole: set[nn.Module]) -> Rule | None:
+    if drops_images(first) is not None:
+        return images_dropped
+    if first in whole:
+        return each_module
+    return next((rule for types, rule in RULES if isinstance(first, types)), None)
 
 
-class EachLinear(BatchedLinear):
-    """A linear layer on vectors (N, K, F) or on tokens (N, K, T, F)."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        if vectors.dim() == 3:
-            return super().forward(vectors)
-        tokens = vectors.movedim(1, -2)  # (N, T, K, F)
-        outputs: Tensor = super().forward(tokens.flatten(0, -3)).unflatten(0, tokens.shape[:-2])  # (N, T, K, O)
-        return outputs.movedim(-2, 1)
+def convolution(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    if type(layers[0]).forward is not nn.Conv2d.forward or layers[0].padding_mode != "zeros":
+        raise NotFusable(f"{path} ({type(layers[0]).__name__}, not padded with zeros)")
+    value, kind = walk.as_map(value, kind)
+    walk.note_outputs(path, layers)
+    stacked = SharedConvolution(layers) if kind is Kind.SHARED else GroupedConvolution(layers)
+    return walk.put_weights(path, stacked, value), Kind.MAPS
 
 
-class SharedEachLinear(SharedLinear):
-    """A linear layer on the trunk's own vectors (N, F) or tokens (N, T, F)."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        if vectors.dim() == 2:
-            return super().forward(vectors)
-        bias = None if self.bias is None else self.bias.flatten()
-        outputs = F.linear(vectors, cast(Tensor, self.weight).flatten(0, 1), bias)  # (N, T, K*O)
-        by_expert: Tensor = outputs.unflatten(-1, (self.experts, -1)).movedim(-2, 1)
-        return by_expert  # (N, K, T, O)
+def linear(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    if kind is Kind.MAPS:
+        raise NotFusable(f"{path} (Linear on a map)")
+    if type(layers[0]).forward is not nn.Linear.forward and not _is_plain_in_timm(layers[0]):
+        return linear_of_its_own(walk, path, layers, value, kind)
+    walk.note_outputs(path, layers)
+    stacked = SharedEachLinear(layers) if kind is Kind.SHARED else EachLinear(layers)
+    return walk.put_weights(path, stacked, value), Kind.VECTORS
 
 
-# What is run whole
-
-
-def can_run_whole(module: nn.Module, classifier: nn.Module | None) -> bool:
-    """Whether vmap could run a module: without buffers, which it cannot write, and without the ragged classifier."""
-    is_container = isinstance(module, CONTAINERS)
-    has_classifier = any(each is classifier for each in module.modules())
-    return not is_container and not has_classifier and next(module.buffers(), None) is None
-
-
-def runs_whole(module: nn.Module, classifier: nn.Module | None) -> bool:
-    """Whether a module is run by vmap as it is, instead of being followed inside."""
-    if type(module).__name__ in DROPS_IMAGES:
-        return True
-    if not can_run_whole(module, classifier) or next(module.parameters(), None) is None:
-        return False
-    if isinstance(module, BATCHED):
-        return True
-    if type(module).__module__.startswith("torch.nn"):
-        return False
-    if next(module.parameters(recurse=False), None) is not None and not isinstance(module, nn.Conv2d | nn.Linear):
-        return True  # a scale, or a block with one
-    inner = list(module.modules())
-    return any(isinstance(each, BATCHED) for each in inner) or "Attention" in type(module).__name__
-
-
-def classifier_of(branch: nn.Module) -> nn.Module | None:
-    layers = [module for module in branch.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    return layers[-1] if layers else None
-
-
-# Rules: what the layers of the K experts read, and what they write
-
-
-def each_module(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
-    if walk.is_ragged:
-        raise NotFusable(f"{path} (reads a layer whose size differs between experts)")
-    try:
-        module = EachModule(layers, kind)
-    except NotFusable as reason:
-        raise NotFusable(f"{path}: {reason}") from reason
-    name = path.replace(".", "_")
-    result = walk.put(path, module, value, parameters=False)
-    for stack, inner in module.owners.items():
-        walk.path_of[f"{name}.{stack}"] = f"{path}.{inner}".removesuffix(".")
-    return result, Kind.VECTORS
-
-
-def linear_of_its_own(walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind) -> tuple[fx.Node, Kind]:
+def linear_of_its_own(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
     """A class derived from nn.Linear that computes something else with its weights, such as cosines."""
     if not can_run_whole(layers[0], None):
         raise NotFusable(f"{path} ({type(layers[0]).__name__}, which has buffers)")
@@ -189,31 +80,119 @@ def linear_of_its_own(walk: "_Walk", path: str, layers: list[Any], value: fx.Nod
     return result
 
 
-def batch_norm_of_vectors(
-    walk: "_Walk", path: str, layers: list[Any], value: fx.Node, kind: Kind
-) -> tuple[fx.Node, Kind]:
-    """nn.BatchNorm1d on (N, K, F), as one on K*F numbers."""
+def each_module(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    """Run whole, by vmap."""
+    walk.require_one_size(path)
+    try:
+        module = EachModule(layers, kind)
+    except NotFusable as reason:
+        raise NotFusable(f"{path}: {reason}") from reason
+    name = path.replace(".", "_")
+    result = walk.put(path, module, value)
+    for stack, inner in module.owners.items():
+        walk.path_of[f"{name}.{stack}"] = f"{path}.{inner}".removesuffix(".")
+    return result, Kind.VECTORS
+
+
+def batch_norm_of_maps(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    """On K*D channels."""
+    stacked = _stacked_norm(walk, path, layers)
+    if kind is Kind.SHARED:  # the trunk's map for every expert, as each normalises it in its own way
+        maps = walk.graph.call_method("repeat", (value, 1, walk.count, 1, 1))
+    else:
+        maps, _ = walk.as_map(value, kind)
+    normalised = walk.put_weights(path, stacked, maps)
+    if _is_timms(layers[0]):
+        for own in ("drop", "act"):
+            normalised = walk.put(f"{path}.{own}", getattr(layers[0], own), normalised)
+    return normalised, Kind.MAPS
+
+
+def batch_norm_of_vectors(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    """On (N, K, F), as one on K*F numbers."""
+    if kind is not Kind.VECTORS:
+        raise NotFusable(f"{path} ({type(layers[0]).__name__} of {kind.value})")
+    stacked = _stacked_norm(walk, path, layers)
+    flat = walk.graph.call_method("flatten", (value, 1))
+    return walk.by_expert(walk.put_weights(path, stacked, flat)), Kind.VECTORS
+
+
+def _stacked_norm(walk: Walk, path: str, layers: list[Any]) -> nn.Module:
+    walk.require_one_size(path)
     first = layers[0]
-    if (
-        type(first) is not nn.BatchNorm1d
-        or kind is not Kind.VECTORS
-        or not (first.affine and first.track_running_stats)
-    ):
-        raise NotFusable(f"{path} ({type(first).__name__} of {kind.value}, or without weights or running statistics)")
-    if walk.is_ragged or len({int(layer.num_batches_tracked) for layer in layers}) > 1:
-        raise NotFusable(f"{path} (experts differ in size or in their number of training steps)")
-    layer = nn.BatchNorm1d(walk.count * first.num_features, eps=first.eps, momentum=first.momentum)
-    layer.to(first.weight.device, first.weight.dtype)
+    if not (first.affine and first.track_running_stats):
+        raise NotFusable(f"{path} ({type(first).__name__} without weights or running statistics)")
+    if len({int(each.num_batches_tracked) for each in layers}) > 1:
+        raise NotFusable(f"{path} (experts with different numbers of training steps)")
+    channels = walk.count * first.num_features
+    if type(first) is BatchNorm2d:
+        stacked: nn.Module = BatchNorm2d(channels, first.fraction)
+    elif type(first) is nn.BatchNorm1d:
+        stacked = nn.BatchNorm1d(channels, eps=first.eps, momentum=first.momentum)
+    elif type(first) is nn.BatchNorm2d or _is_timms(first):
+        stacked = nn.BatchNorm2d(channels, eps=first.eps, momentum=first.momentum)
+    else:
+        raise NotFusable(f"{path} ({type(first).__name__})")
+    stacked.to(first.weight.device, first.weight.dtype)
     with torch.no_grad():
         for name in ("weight", "bias", "running_mean", "running_var"):
-            getattr(layer, name).copy_(torch.cat([getattr(each, name) for each in layers]))
-    layer.num_batches_tracked = cast(Tensor, first.num_batches_tracked).clone()
-    flat = walk.graph.call_method("flatten", (value, 1))
-    normalised = walk.put(path, layer, flat, parameters=True)
-    return walk.graph.call_method("unflatten", (normalised, 1, (walk.count, -1))), Kind.VECTORS
+            getattr(stacked, name).copy_(torch.cat([getattr(each, name) for each in layers]))
+        cast(Tensor, stacked.num_batches_tracked).copy_(first.num_batches_tracked)
+    return stacked
 
 
-def weight(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind]:
+def channel_by_channel(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    if isinstance(layers[0], ON_MAPS):
+        value, kind = walk.as_map(value, kind)
+    return walk.put(path, layers[0], value), kind
+
+
+def random(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    """Each expert drops its own."""
+    if kind is Kind.SHARED or (kind is Kind.VECTORS and isinstance(layers[0], DROPS_CHANNELS)):
+        return each_module(walk, path, layers, value, kind)
+    return walk.put(path, layers[0], value), kind
+
+
+def images_dropped(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    dropping = drops_images(layers[0])
+    assert dropping is not None
+    dropping.experts = walk.count
+    if kind is Kind.MAPS:
+        dropped = walk.put(path, dropping, walk.by_expert(value))
+        return walk.graph.call_method("flatten", (dropped, 1, 2)), kind
+    if kind is Kind.SHARED:
+        value = walk.graph.call_function(for_every_expert, (value, walk.count))
+    return walk.put(path, dropping, value), Kind.VECTORS
+
+
+def across_channels(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    """Each expert's channels on their own: the experts become images for a moment."""
+    value, kind = walk.as_map(value, kind)
+    if kind is not Kind.MAPS:
+        return walk.put(path, layers[0], value), kind
+    apart = walk.graph.call_function(experts_as_images, (value, walk.count))
+    normalised = walk.put(path, layers[0], apart)
+    return walk.graph.call_function(images_as_experts, (normalised, walk.count)), Kind.MAPS
+
+
+def experts_as_images(maps: Tensor, experts: int) -> Tensor:
+    images: Tensor = maps.unflatten(1, (experts, -1)).flatten(0, 1)
+    return images
+
+
+def images_as_experts(images: Tensor, experts: int) -> Tensor:
+    maps: Tensor = images.unflatten(0, (-1, experts)).flatten(1, 2)
+    return maps
+
+
+def flatten(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    if (layers[0].start_dim, layers[0].end_dim) != (1, -1):
+        raise NotFusable(f"{path} (Flatten of other dimensions)")
+    return flattened(walk, value, kind)
+
+
+def weight(walk: Walk, node: fx.Node) -> Written:
     """A parameter that is read by name."""
     owner, _, own = str(node.target).rpartition(".")
     holders = [branch.get_submodule(owner) for branch in walk.branches]
@@ -223,3 +202,25 @@ def weight(walk: "_Walk", node: fx.Node) -> tuple[fx.Node, Kind]:
     walk.root.add_module(name, OneWeight(holders, [own]))
     walk.path_of[name] = owner
     return walk.graph.call_module(name, ()), Kind.WEIGHTS
+
+
+def _is_timms(norm: nn.BatchNorm2d) -> bool:
+    """timm's batch norm with its activation inside."""
+    return type(norm).__name__ == "BatchNormAct2d" and hasattr(norm, "drop") and hasattr(norm, "act")
+
+
+def _is_plain_in_timm(linear: nn.Linear) -> bool:
+    """Has a forward of its own for torchscript alone."""
+    return type(linear).__module__ == "timm.layers.linear"
+
+
+RULES: list[tuple[Any, Rule]] = [
+    (nn.Conv2d, convolution),
+    (nn.Linear, linear),
+    (nn.BatchNorm2d, batch_norm_of_maps),
+    (nn.BatchNorm1d, batch_norm_of_vectors),
+    (nn.Flatten, flatten),
+    (RANDOM, random),
+    (AcrossChannelLRN, across_channels),
+    (CHANNEL_BY_CHANNEL, channel_by_channel),
+]

@@ -213,13 +213,13 @@ def draw_confusion(record: Record) -> "Figure":
     # A few images in a hundred are the interesting part; on a linear scale they would look like none.
     edge = specialties.classes - 0.5
     image = axes.imshow(
-        shares_by_slot(record),
+        shares_by_expert(record),
         cmap=colours,
         norm=PowerNorm(0.5, vmin=0, vmax=1),
         origin="upper",
         extent=(-0.5, edge, edge, -0.5),
     )
-    ends = np.cumsum(specialties.sizes)  # (K,) slots
+    ends = np.cumsum(specialties.sizes)  # (K,)
     middles = ends - specialties.sizes / 2 - 0.5
     for end, size in zip(ends, specialties.sizes, strict=True):
         axes.axhline(end - 0.5, color=GRID, linewidth=0.4)
@@ -244,14 +244,15 @@ def draw_confusion(record: Record) -> "Figure":
 MOST_CELLS = 600  # a side; more could not be told apart in a picture
 
 
-def shares_by_slot(record: Record) -> NDArray[np.float64]:
+def shares_by_expert(record: Record) -> NDArray[np.float64]:
     """Share of the images of each class that is taken for each class, both in expert order; 0 without images. (C, C)
 
     Of more than MOST_CELLS classes some neighbours share a cell.
     """
     classes = record.specialties.classes
     side = min(classes, MOST_CELLS)
-    cell_of_class = record.specialties.slot_of_class * side // classes  # (C,)
+    place_of_class = np.argsort(np.concatenate(record.specialties.groups()))  # (C,) expert by expert
+    cell_of_class = place_of_class * side // classes  # (C,)
     cells = record.confusion.tocoo()
     counts = np.zeros((side, side))
     np.add.at(counts, (cell_of_class[cells.row], cell_of_class[cells.col]), cells.data)

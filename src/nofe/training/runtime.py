@@ -176,6 +176,19 @@ def cudnn_not_searching() -> Iterator[None]:
         torch.backends.cudnn.benchmark = searches
 
 
+@contextmanager
+def drawing_aside(device: torch.device) -> Iterator[Callable[[], bool]]:
+    """The generators of processor and device are put back at the end; the value says whether any was drawn from."""
+    devices = [] if device.type == "cpu" else [device]
+
+    def states() -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *(torch.get_device_module(each).get_rng_state(each) for each in devices)]
+
+    with torch.random.fork_rng(devices, device_type=device.type):
+        before = states()
+        yield lambda: not all(map(torch.equal, before, states()))
+
+
 def require_precision(precision: str) -> None:
     if precision not in PRECISIONS:
         raise UserError(f"--precision {precision}: unknown; choose one of {', '.join(PRECISIONS)}")

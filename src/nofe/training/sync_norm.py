@@ -1,6 +1,6 @@
 """Batch norm over the images of all ranks, for networks whose share of a batch is too small to normalise by.
 
-torch's own SyncBatchNorm does not know Caffe's running statistics, is another class than `experts/fused.py` looks
+torch's own SyncBatchNorm does not know Caffe's running statistics, is another class than `experts/rules.py` looks
 for, and runs on GPUs alone. Here the layers stay what they are, and only their forward in training is another.
 """
 
