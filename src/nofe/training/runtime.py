@@ -178,13 +178,13 @@ def cudnn_not_searching() -> Iterator[None]:
 
 @contextmanager
 def drawing_aside(device: torch.device) -> Iterator[Callable[[], bool]]:
-    """The generators of processor and device are put back at the end; the value says whether any was drawn from."""
-    devices = [] if device.type == "cpu" else [device]
+    """The generators of processor and GPU are put back at the end; the value says whether any was drawn from."""
+    devices = [device] if device.type == "cuda" else []  # torch cannot put Apple's back
 
     def states() -> list[torch.Tensor]:
-        return [torch.get_rng_state(), *(torch.get_device_module(each).get_rng_state(each) for each in devices)]
+        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
-    with torch.random.fork_rng(devices, device_type=device.type):
+    with torch.random.fork_rng(devices):
         before = states()
         yield lambda: not all(map(torch.equal, before, states()))
 
