@@ -174,6 +174,14 @@ def test_trainings_at_once_share_the_device() -> None:
         assert row["seconds_an_epoch"] == pytest.approx(row["milliseconds_a_step"] * 12.5, rel=1e-2)
 
 
+def test_the_first_of_several_compiles_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # the order alone: compiling takes a minute
+    options = ProcessOptions(device="cpu", precision="fp32")
+    found = measure_runs("small", ["base", "fused"], "compiled", 2, 4, [2], options, 0.2)
+    assert [run["case"]["network"] for run in found["runs"]] == ["base", "fused"]
+    assert all(run["milliseconds_a_step"] > 0 for run in found["runs"])
+
+
 def test_a_training_at_once_that_fails_says_why() -> None:
     with pytest.raises(RunError, match=r"UserError: .*500"):
         measure_runs("small", ["fused"], None, 500, 4, [2], ProcessOptions("cpu"), seconds=0.1)
