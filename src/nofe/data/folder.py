@@ -119,6 +119,10 @@ def _decode_all(
                 reasons[i] = str(error)
 
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(decode_some, range(0, count, IMAGES_PER_TASK)):
-            pass  # drawing the results raises what a thread raised
+        try:
+            for _ in pool.map(decode_some, range(0, count, IMAGES_PER_TASK)):
+                pass  # drawing the results raises what a thread raised
+        except BaseException:  # or a signal
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return images, reasons

@@ -22,7 +22,8 @@ import torch
 
 from nofe.data.folder import physical_memory
 from nofe.data.workers import cores
-from nofe.errors import NofeError, UserError
+from nofe.errors import Interrupted as Interrupted
+from nofe.errors import UserError
 from nofe.signals import on_signals_to_end
 from nofe.training.ranks import Launch, Ranks, joined_ranks
 
@@ -32,14 +33,6 @@ PRECISIONS = ("auto", "bf16", "tf32", "fp32")
 # with fewer steps does without. On a CPU it takes longer and saves less.
 STEPS_WORTH_COMPILING = 20_000
 KERNELS = ("measure", "known", "together", "loop", "product", "winograd", "branches")
-
-
-class Interrupted(NofeError):
-    """A signal asked the run to stop; what was done is saved."""
-
-    def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + signal_number
 
 
 @dataclass
