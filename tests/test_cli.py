@@ -712,3 +712,13 @@ def test_results_writes_the_page_and_the_table_of_the_readme_above_it(tmp_path: 
     readme.write_text("no marks\n")
     command("results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path)
     assert readme.read_text() == "no marks\n"
+
+
+def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer ends with the code alone."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nofe.architectures.summaries", interrupted)
+    assert refusal("list", code=130) == "interrupted; run the same command again"

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from nofe.architectures import ARCHITECTURES
-from nofe.config import RunConfig, from_json, to_json, with_settings
+from nofe.config import RunConfig, as_setting, from_json, to_json, with_settings
 from nofe.errors import UserError
 from nofe.recipes import default_run
 
@@ -116,6 +117,28 @@ def test_every_field_can_be_set_and_survives_json(path: str, kind: Any, value: A
 def test_values_as_people_write_them(setting: str, value: Any) -> None:
     found = value_at(with_settings(CONFIG, [setting]), setting.partition("=")[0])
     assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.int64(2), "2"),
+        (np.float64(0.5), "0.5"),
+        (np.bool_(True), "true"),
+        (np.array([0.5, 0.75]), "[0.5, 0.75]"),
+        ((np.float64(0.5), 0.75), "[0.5, 0.75]"),
+        (Path("some") / "where", "some/where"),
+        (None, "null"),
+    ],
+)
+def test_values_as_programs_have_them(value: Any, text: str) -> None:
+    assert as_setting("field", value) == f"field={text}"
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), np.int64])
+def test_values_that_no_field_has(value: Any) -> None:
+    with pytest.raises(UserError, match=r"^generalist\.epochs: takes no (set|object|type); give a number, text, "):
+        as_setting("generalist.epochs", value)
 
 
 def test_the_last_of_two_settings_counts_and_none_changes_nothing() -> None:

@@ -287,6 +287,44 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_of_other_files_is_refused_and_not_touched(tmp_path: Path, resume: bool) -> None:
+    """The data folder, say: a run in it would be taken for classes, and its files for the run's."""
+    (tmp_path / "birds" / "train").mkdir(parents=True)
+    (tmp_path / "birds" / "val").mkdir()
+    told = r"birds: holds no run but other files \(2, first: train\); name another folder with --out"
+    with pytest.raises(UserError, match=told):
+        begin(tmp_path / "birds", resume=resume)
+    assert names(tmp_path / "birds") == ["train", "val"]
+    (tmp_path / "birds" / runs.LOCK).touch()  # left by a run of before this was asked
+    with pytest.raises(UserError, match=told):
+        begin(tmp_path / "birds", resume=resume)
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / runs.REPORT).touch()  # named as a run's, and no run was ever here
+    with pytest.raises(UserError, match=r"1, first: report\.html"):
+        begin(tmp_path / "report", resume=resume)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    "left",
+    [
+        (),
+        (".gitkeep", ".DS_Store"),
+        (runs.LOCK,),
+        (runs.LOCK, ".environment.json.77.partial"),
+        (runs.LOCK, runs.ENVIRONMENT, ".manifest.json.77.partial"),
+        (runs.LOCK, runs.ENVIRONMENT, runs.INPUT, runs.MANIFEST, ".config.json.77.partial"),
+    ],
+)
+def test_an_interrupted_beginning_is_begun_again(tmp_path: Path, left: tuple[str, ...], resume: bool) -> None:
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).touch()
+    begin(tmp_path / "run", resume=resume)
+    assert Run(tmp_path / "run").read_config() == {"seed": 0}
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", resume=False, check=failing(AssertionError())) as run:
         with (

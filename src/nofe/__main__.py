@@ -4,6 +4,8 @@ import logging
 import os
 import sys
 
+INTERRUPTED = 130
+
 
 def main() -> None:
     # Before torch starts its threads. They wait for each other by spinning, and where another process has one of the
@@ -16,11 +18,14 @@ def main() -> None:
 
     logging.basicConfig(format="nofe: %(message)s", level=logging.WARNING)
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="nofe", standalone_mode=False) or 0)
+        code = app(sys.argv[1:] or ["--help"], prog_name="nofe", standalone_mode=False) or 0
+        if code == INTERRUPTED:  # which is what Typer makes of a KeyboardInterrupt, without a word
+            raise KeyboardInterrupt
+        sys.exit(code)
     except NofeError as error:
         sys.exit(error.exit_code if error.told else _fail(str(error), error.exit_code))
     except KeyboardInterrupt:
-        sys.exit(_fail("interrupted", 130))
+        sys.exit(_fail("interrupted; run the same command again", INTERRUPTED))
     except Exception as error:
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             advice = "train it with --no-compile, time it with --mode eager"

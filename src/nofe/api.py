@@ -1,6 +1,6 @@
 """`nofe.train`: the command line's `nofe train`, from Python."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ from nofe.architectures.adapt import Build
 from nofe.architectures.zoo import name_of, trust
 from nofe.config import RunConfig, as_setting
 from nofe.data import Dataset
-from nofe.data.pairs import Pairs, dataset_of_pairs
+from nofe.data.pairs import Pairs, dataset_of_pairs, parts_of
+from nofe.errors import UserError
 from nofe.pipeline import train as run_pipeline
 from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, configured
 from nofe.training.progress import Silent, progress_for_this_output
@@ -22,7 +23,7 @@ def configure(
     experts: int | None = None,
     rule: str | None = None,
     seed: int = 0,
-    data_root: str = "data",
+    data_root: Path | str = "data",
     settings: Mapping[str, Any] | None = None,
     recipe: str | None = None,
 ) -> RunConfig:
@@ -52,7 +53,8 @@ def train(
     *,
     rule: str | None = None,
     seed: int = 0,
-    data_root: str = "data",
+    data_root: Path | str = "data",
+    class_names: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     recipe: str | None = None,
     resume: bool = False,
@@ -68,21 +70,24 @@ def train(
     """Train base, generalist and network of experts in the folder `out`; returns the summary of the run.
 
     `dataset`, `architecture` and `recipe` are names (see `nofe list`). `dataset` may be a `nofe.Dataset` in memory,
-    too, or a Python data set of (image, label) pairs, such as torchvision's, or one for training and one for testing;
-    `architecture` a function or class of a module that gives an nn.Module for a number of classes, known to the run as
-    python:MODULE:NAME. Load the result with `nofe.load(out)`.
+    too, or a Python data set of (image, label) pairs, such as torchvision's, or one for training and one for testing,
+    whose classes `class_names` names where they do not; `architecture` a function or class of a module that gives an
+    nn.Module for a number of classes, known to the run as python:MODULE:NAME. Load the result with `nofe.load(out)`.
     In a script that torchrun starts, its processes train together, and each has the summary.
     """
+    parts = None if isinstance(dataset, str | Dataset) else parts_of(dataset)
+    if parts is None and class_names is not None:
+        raise UserError("class_names: is for pairs of image and label; this data set names its classes, leave it out")
     name = dataset if isinstance(dataset, str) else _name_of(dataset)
     architecture = name_of(architecture)
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe)
-    if not isinstance(dataset, str | Dataset):
-        parts = dataset if isinstance(dataset, tuple) else (dataset, None)
+    if parts is not None:
         size = architecture_named(architecture).image_size
         dataset = dataset_of_pairs(
             *parts,
             image_size=size,
+            class_names=class_names,
             name=name,
             hold_out=config.data.test,
             seed=config.data.seed,
@@ -102,7 +107,7 @@ def train(
             resume=resume,
             runtime=runtime,
             progress=Silent() if quiet else progress_for_this_output(),
-            dataset=None if isinstance(dataset, str) else dataset,
+            dataset=dataset if isinstance(dataset, Dataset) else None,
         )
 
 

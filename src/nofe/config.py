@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -134,8 +135,18 @@ def structured(value: Any, kind: type[T]) -> T:
 
 
 def as_setting(name: str, value: Any) -> str:
-    """What --set takes, from a value."""
-    return f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+    """What --set takes, from a value; paths and numpy's numbers are text and numbers."""
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    try:
+        return f"{name}={value if isinstance(value, str) else json.dumps(value, default=_plain)}"
+    except (AttributeError, TypeError, ValueError) as error:
+        kind = type(value).__name__
+        raise UserError(f"{name}: takes no {kind}; give a number, text, true or false, or a list of numbers") from error
+
+
+def _plain(value: Any) -> Any:
+    """Of a path, or of an array or scalar of numpy or torch, what JSON has for it."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value.tolist()
 
 
 def with_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:

@@ -1,4 +1,4 @@
-"""The two ways a command can end badly. Each message is one line: the input, the reason, the next move."""
+"""The ways a command can end before its end. Each message is one line: the input, the reason, the next move."""
 
 
 class NofeError(Exception):
@@ -16,3 +16,11 @@ class UserError(NofeError):
 
 class RunError(NofeError):
     """The input was fine and the run failed: a loss that is not finite, a full disk."""
+
+
+class Interrupted(NofeError):
+    """A signal asked it to stop; what was done is saved."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +31,27 @@ def replace_atomically(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(folder)  # the rename itself must reach the disk
     finally:
         os.close(folder)
+
+
+def remove_leftovers(folder: Path, names: Sequence[str]) -> None:
+    """What `replace_atomically` could not clear away, its process being killed, of files with names like these."""
+    for file in folder.glob(".*.partial"):
+        parts = re.fullmatch(r"\.(.+)\.(\d{1,9})\.partial", file.name)
+        if parts is None or not any(fnmatch(parts[1], name) for name in names):
+            continue
+        process = int(parts[2])
+        if process == os.getpid() or not _is_running(process):
+            file.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def slug(text: str) -> str:

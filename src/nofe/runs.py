@@ -39,6 +39,10 @@ CHECKPOINTS = "checkpoint"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 GIVEN = (CONFIG, ENVIRONMENT)  # what a run is made from; the rest can be made again
+OWN = (
+    *(CONFIG, ENVIRONMENT, METRICS, SPECIALTIES, GENERALIST, NETWORK, BASE, PAPER_BASE, INPUT, KERNELS, PREDICTIONS),
+    *(SUMMARY, TIME, REPORT, FIGURES, CHECKPOINTS, MANIFEST),
+)
 
 
 class Run:
@@ -160,6 +164,8 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
         raise UserError(f"{path}: holds a run already; go on with --resume, or name another folder with --out")
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file, not a folder; name another folder with --out")
+    if not started:
+        _refuse_other_content(path)
     with failing_writes_explained(path):
         path.mkdir(parents=True, exist_ok=True)
     with _locked(path):
@@ -167,6 +173,24 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
         if started:
             check(run)
         yield run
+
+
+def _refuse_other_content(path: Path) -> None:
+    """Of a folder without a run: all that a run which was cut off at its beginning leaves there is its own.
+
+    The lock is the first file of a run, so without it nothing is. Hidden files are nobody's content.
+    """
+    try:
+        found = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+    except OSError:
+        return  # absent; or one that cannot be written to either, which is told where it is tried
+    own = {*OWN, *Run(path)._manifest()} if (path / LOCK).exists() else set()
+    others = [name for name in found if name not in own]
+    if others:
+        raise UserError(
+            f"{path}: holds no run but other files ({len(others):,}, first: {others[0]}); name another folder with "
+            "--out, a new one or an empty one"
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
-from nofe.errors import NofeError
+from nofe.errors import Interrupted, NofeError
 from nofe.signals import on_signals_to_end
 
 SECONDS_TO_STOP = 60.0  # for a step and a checkpoint
@@ -196,7 +196,6 @@ def _end_with_the_parent(orphaned: threading.Event) -> None:
 
 def _signals_as_exceptions() -> AbstractContextManager[None]:
     """So that they end it by way of every `finally`."""
-    from nofe.training.runtime import Interrupted
 
     def interrupt(number: int) -> None:
         raise Interrupted(f"stopped by signal {number}, all saved; run the command again to go on", number)

@@ -5,6 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from nofe.errors import Interrupted
+
+_handled = 0  # how many of the blocks below are entered
+
 
 @contextmanager
 def on_signals_to_end(handle: Callable[[int], None]) -> Iterator[None]:
@@ -12,10 +16,30 @@ def on_signals_to_end(handle: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    global _handled
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda came, _: handle(came)) for number in numbers}
+    _handled += 1
     try:
         yield
     finally:
+        _handled -= 1
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ending_at_once(what: str) -> Iterator[None]:
+    """Where there is nothing to save yet: a signal that a run would answer after its next step is answered now.
+
+    Outside of `on_signals_to_end`, as in a program of the user's own, nothing changes.
+    """
+    if not _handled:
+        yield
+        return
+
+    def end(number: int) -> None:
+        raise Interrupted(f"{what}: stopped by signal {number}, nothing is lost; run the same command again", number)
+
+    with on_signals_to_end(end):
+        yield

@@ -96,6 +96,95 @@ def test_classes_in_folders_of_folders_and_their_groups(tmp_path: Path) -> None:
     assert "class 'cats/puma' is not in train/" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("train", "test"), [("Train", "Test"), ("training", "testing"), ("TRAIN", "Validation"), ("train", "Val")]
+)
+def test_parts_go_by_usual_names_in_any_case(tmp_path: Path, train: str, test: str) -> None:
+    for name in ("crow", "wren"):
+        write_images(tmp_path, f"{train}/{name}/1.png", f"{train}/{name}/2.png", f"{test}/{name}/3.png")
+    listing = list_folder(tmp_path)
+    assert listing.class_names == ("crow", "wren")
+    assert members(listing, "test") == {(f"{test}/{name}/3.png", name) for name in ("crow", "wren")}
+
+
+def test_two_folders_that_could_be_the_training_images(tmp_path: Path) -> None:
+    write_images(tmp_path, "train/crow/1.png", "training/crow/1.png", "val/crow/1.png")
+    assert f"{tmp_path}: train/ and training/ could both be the training images; rename" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("between", ["data", "data/birds"])
+@pytest.mark.parametrize("parts", [("train", "val"), ("Train", "Test"), ("train",)])
+def test_one_folder_too_high(tmp_path: Path, between: str, parts: tuple[str, ...]) -> None:
+    write_images(tmp_path / between, *(f"{part}/{name}/1.png" for part in parts for name in ("crow", "wren")))
+    told = refusal(tmp_path)
+    assert f"lie further down, in {between}/; name that folder, folder:{tmp_path / between}" in told
+    assert all(f"{part}/" in told for part in parts)
+
+
+def test_one_folder_too_high_beside_others(tmp_path: Path) -> None:
+    write_images(tmp_path, "__MACOSX/a/1.png", "data/train/crow/1.png", "data/val/crow/1.png")
+    assert f"train/ and val/ lie further down, in data/; name that folder, folder:{tmp_path}/data" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("group", ["", "birds/"])
+def test_parts_inside_of_classes_are_not_merged(tmp_path: Path, group: str) -> None:
+    parts = ("crow/train", "crow/val", "wren/train", "wren/val", "tit/train")
+    write_images(tmp_path, *(f"{group}{part}/1.png" for part in parts))
+    told = refusal(tmp_path)
+    assert f"{tmp_path}: 3 of its folders are divided into training and test images of their own: {group}crow" in told
+    assert f"lay them out as {tmp_path}/train/CLASS and {tmp_path}/val/CLASS" in told
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    """The railway's, in a group; beside train/ of its own it would be taken for a part, which is said."""
+    write_images(tmp_path / "in", *(f"{n}/{i}.png" for n in ("on/bus", "on/train", "off/boat") for i in range(2)))
+    assert list_folder(tmp_path / "in").class_names == ("off/boat", "on/bus", "on/train")
+    write_images(tmp_path / "top", *(f"{n}/{i}.png" for n in ("bus", "train", "boat") for i in range(2)))
+    assert f"if train is a class, move all classes into {tmp_path}/top/train" in refusal(tmp_path / "top")
+
+
+def test_a_name_in_two_groups_is_told_with_what_was_taken_as_the_classes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = ("corvids/crow", "corvids/wren", "others/wren", "others/tit")
+    write_images(tmp_path, *(f"train/{n}/1.png" for n in found), *(f"val/{n}/1.png" for n in found))
+    assert list_folder(tmp_path).class_names == ("corvids", "others")
+    assert caplog.messages == [
+        f"{tmp_path}/train: wren/ lies in corvids/ and in others/, so the outer folders are taken as the 2 classes "
+        "(corvids; others); if the inner ones are the classes, put all images of a class into one folder"
+    ]
+
+
+def test_links_to_folders_are_followed_and_never_in_circles(tmp_path: Path) -> None:
+    photos = unsplit(tmp_path / "photos")
+    write_images(tmp_path / "elsewhere", "x.png", "deep/y.png", "cow/1.png", "cow/2.png")
+    (photos / "ant/more").symlink_to(tmp_path / "elsewhere/deep")
+    (photos / "bee/back").symlink_to(photos / "bee")
+    (photos / "bee/up").symlink_to(photos / "bee/inner")
+    write_images(photos, "bee/inner/z.png")
+    (photos / "bee/inner/up").symlink_to(photos / "bee")
+    (photos / "cow").symlink_to(tmp_path / "elsewhere/cow")
+    listing = list_folder(photos)
+    assert listing.class_names == ("ant", "bee", "cow")
+    labels = np.concatenate([part.labels for part in listing.parts.values()])
+    assert np.bincount(labels).tolist() == [11, 11, 2]
+    assert ("ant/more/y.png", "ant") in members(listing, "train") | members(listing, "test")
+
+
+def test_all_classes_that_lack_images_are_named(tmp_path: Path) -> None:
+    for number in range(12):
+        write_images(unsplit(tmp_path / "one"), f"c{number:02}/1.png")
+        (unsplit(tmp_path / "none") / f"c{number:02}").mkdir()
+    ten = "; ".join(f"'c{number:02}'" for number in range(10))
+    assert refusal(tmp_path / "one") == (
+        f"{tmp_path}/one: 12 classes ({ten}; and 2 more) have one training image, which cannot be both trained on and "
+        "held out; add images or leave the class out"
+    )
+    told = refusal(tmp_path / "none")
+    assert f"{tmp_path}/none: 12 class folders hold no images (" in told
+    assert ": c00; c01; c02; c03; c04; c05; c06; c07; c08; c09; and 2 more; add some or remove the folders" in told
+
+
 def test_folders_that_every_class_has_are_no_classes(tmp_path: Path) -> None:
     """Days, cameras, an images/ in each: such names come again and again."""
     write_images(tmp_path / "days", *(f"{name}/day-{d}/1.png" for name in ("crow", "wren") for d in range(2)))

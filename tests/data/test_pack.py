@@ -23,7 +23,7 @@ from nofe.data.pack import PackSettings, listing_of, pack
 from nofe.data.shards import list_shards
 from nofe.data.tar_index import index_file, scan_shard, shard_index
 from nofe.data.workers import Workers
-from nofe.errors import UserError
+from nofe.errors import Interrupted, UserError
 
 SMALL = PackSettings(size=24, quality=90, shard_megabytes=0.03)
 CLASSES = ("ant", "bee", "cow")
@@ -152,9 +152,37 @@ def test_a_killed_pack_goes_on_to_the_same_manifest(photos: Path, once: Path, tm
         assert not json.loads((tmp_path / "manifest.json").read_bytes())["complete"]
         with pytest.raises(UserError, match="is not packed to its end"):
             list_shards(tmp_path)
+    (tmp_path / f".train-000001.tar.{os.getppid()}.partial").touch()  # of a process that runs
+    (tmp_path / ".notes.txt.partial").touch()  # of somebody else
+    packed(photos, tmp_path, workers=2)  # clears away the shards that were being written
+    assert {file.name for file in tmp_path.glob(".*.partial")} == {
+        f".train-000001.tar.{os.getppid()}.partial",
+        ".notes.txt.partial",
+    }
+    for partial in tmp_path.glob(".*.partial"):
+        partial.unlink()
+    assert contents(tmp_path) == contents(once)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_words_and_the_same_command_goes_on(
+    photos: Path, once: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    images = 0
+
+    def interrupt(count: int) -> None:
+        nonlocal images
+        images += count
+        if images == 20:
+            os.kill(os.getpid(), number)
+
+    told = rf"{tmp_path}: stopped by signal {number:d}, \d finished shards are kept; go on with the same command"
+    with pytest.raises(Interrupted, match=told) as caught:
+        packed(photos, tmp_path, workers=2, advance=interrupt)
+    assert caught.value.exit_code == 128 + number
+    assert list(tmp_path.glob("*.tar"))
+    assert not list(tmp_path.glob(".*.partial"))
     packed(photos, tmp_path, workers=2)
-    for leftover in tmp_path.glob(".*.partial"):  # of the shard that was being written
-        leftover.unlink()
     assert contents(tmp_path) == contents(once)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 import nofe
 from conftest import small_dataset
-from nofe.data import load_dataset
+from nofe.data import folder, load_dataset
 from nofe.data.decode import decode_image
 from nofe.data.pack import PackSettings, listing_of, pack
 from nofe.data.pairs import dataset_of_pairs, square_of
@@ -94,12 +94,84 @@ def test_pairs_become_a_dataset() -> None:
         ((np.full((9, 9), -1), 0), "outside 0..255"),
         ((photo(0), "ant"), "training label 0: 'ant' is no class number"),
         ((photo(0), 0.5), "is no class number"),
-        (photo(0), "training item 0: not a pair of image and label but Image"),
+        ((photo(0), -1), "training label 0: -1 is below 0; number the classes from 0, and leave out images without"),
+        (photo(0), "training item 0: not a pair of image and label but Image; give both for each image"),
+        ((photo(0), 0, "x"), "not a pair of image and label but tuple of 3; give both"),
     ],
 )
 def test_what_cannot_be_used_is_named(item: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         dataset_of_pairs([item], image_size=SIZE)
+
+
+LISTED = [(photo(i), i % 2) for i in range(8)]
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Any:
+        return iter(LISTED)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((LISTED, LISTED, LISTED), r"dataset: a tuple of 3; pass the pairs to train on .*, \(train, test\), or"),
+        ((LISTED,), "dataset: a tuple of 1; pass the pairs"),
+        ((), "dataset: a tuple of 0; pass the pairs"),
+        (tuple(LISTED), r"a tuple of pairs .*; pass a list of them, a tuple is \(train, test\)"),
+        (tuple(LISTED[:2]), "a tuple of pairs of image and label; pass a list"),
+        (torch.utils.data.DataLoader(LISTED), "a DataLoader gives batches; pass its data set, loader.dataset"),
+        ((LISTED, torch.utils.data.DataLoader(LISTED)), "list: test images: a DataLoader gives batches"),
+        ({"train": LISTED}, r"training images: a dict has names; pass \(train, test\)"),
+        (set(range(4)), "training images: a set has no order; give a data set that can be indexed"),
+        (Endless(), "Endless: training images: cannot be had by their number"),
+        ([], "training images: there are none; give pairs of image and label"),
+        ((LISTED, []), "test images: there are none"),
+        (None, "have no length"),
+        (Path("photos"), "dataset: a path; pass 'folder:photos'"),
+        ((np.zeros((4, 3, 8, 8), np.uint8), np.zeros(4, np.int64)), r"item 0: .* as list\(zip\(images, labels\)\)"),
+        ([(photo(i), 2 * i % 6) for i in range(9)], "labels go up to 4, and no image has 1, 3; number the"),
+        ([(photo(i), 10**9 * i) for i in range(2)], "no image has 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999,999,989 more"),
+    ],
+)  # fmt: skip
+def test_what_to_pass_instead_is_said(tmp_path: Path, given: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        nofe.train(tmp_path / "run", given, "small", 2, device="cpu", quiet=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_of_classes_are_found_through_subsets_and_joins() -> None:
+    from torch.utils.data import ConcatDataset, Subset, random_split
+
+    class Others(Photos):
+        classes = ("ant", "cow")
+
+    train, test = random_split(Photos(20), [14, 6], torch.Generator().manual_seed(0))
+    assert dataset_of_pairs(train, test, image_size=SIZE).class_names == ("ant", "bee")
+    nested = ConcatDataset([Subset(train, range(10)), Photos(4)])
+    assert dataset_of_pairs(nested, image_size=SIZE).class_names == ("ant", "bee")
+    assert dataset_of_pairs(ConcatDataset([Photos(4), LISTED]), image_size=SIZE).class_names == ("class 0", "class 1")
+    mixed = ConcatDataset([Photos(4), Others(4)])
+    with pytest.raises(UserError, match=r"joins name other classes \(1 is 'bee' and 'cow'\)"):
+        dataset_of_pairs(mixed, image_size=SIZE)
+    with pytest.raises(UserError, match=r"training and test pairs name other classes \(1 is 'bee' and 'cow'\)"):
+        dataset_of_pairs(Photos(4), Others(4), image_size=SIZE)
+    assert dataset_of_pairs(mixed, image_size=SIZE, class_names=["x", "y"]).class_names == ("x", "y")
+
+
+def test_more_than_the_memory_is_refused_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Untouched(Photos):
+        def __getitem__(self, index: int) -> Any:
+            pytest.fail("read")
+
+    monkeypatch.setattr(folder, "physical_memory", lambda: 14 * 3 * SIZE**2 - 1)
+    with pytest.raises(UserError, match=r"Untouched: 14 images of 8 x 8 take .*; write it as files, a folder a class"):
+        dataset_of_pairs(Untouched(10), Untouched(4), image_size=SIZE)
+    monkeypatch.setattr(folder, "physical_memory", lambda: 14 * 3 * SIZE**2)
+    assert len(dataset_of_pairs(Photos(10), Photos(4), image_size=SIZE).train) == 10
 
 
 class Damaged(Photos):
@@ -149,8 +221,17 @@ def test_train_takes_pairs(tmp_path: Path) -> None:
         [(torch.from_numpy(image), int(label)) for image, label in zip(part.images, part.labels, strict=True)]
         for part in (dataset.train, dataset.test)
     ]
-    for name, data in (("pairs", (pairs[0], pairs[1])), ("dataset", dataset)):
-        nofe.train(tmp_path / name, data, "small", 2, settings=settings, device="cpu", quiet=True)
+    named = {"class_names": [f"colour {number}" for number in range(4)], "experts": np.int64(2), "data_root": tmp_path}
+    settings |= {"generalist.rate": np.float64(0.01), "experts.drops": np.array([0.5])}
+    for name, data, how in (("pairs", (pairs[0], pairs[1]), named), ("dataset", dataset, {"experts": 2})):
+        nofe.train(tmp_path / name, data, "small", settings=settings, device="cpu", quiet=True, **how)
+    assert nofe.load(tmp_path / "pairs").class_names == ("colour 0", "colour 1", "colour 2", "colour 3")
+    with pytest.raises(UserError, match=r"3 class names, and labels up to 3; pass class_names= with one for each"):
+        nofe.train(tmp_path / "few", pairs[0], class_names=["a", "b", "c"], device="cpu", quiet=True)
+    with pytest.raises(UserError, match="class_names='abcd': one text; pass a list"):
+        nofe.train(tmp_path / "text", pairs[0], class_names="abcd", device="cpu", quiet=True)
+    with pytest.raises(UserError, match="class_names: is for pairs"):
+        nofe.train(tmp_path / "both", dataset, class_names=["a"], device="cpu", quiet=True)
     one, other = ((tmp_path / name / "network.safetensors").read_bytes() for name in ("pairs", "dataset"))
     assert one == other
 

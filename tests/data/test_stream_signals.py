@@ -11,8 +11,12 @@ import pytest
 
 import nofe
 from conftest import small_dataset
+from nofe.data import pictures
 from nofe.data.pack import PackSettings, listing_of_arrays, pack
+from nofe.data.stored import look_through, open_dataset
 from nofe.data.workers import Workers
+from nofe.errors import Interrupted
+from nofe.signals import on_signals_to_end
 
 SETTINGS = ("data.stream=true", "base.by=none", "generalist.epochs=2", "experts.epochs=400")
 
@@ -40,3 +44,34 @@ def test_a_signal_to_the_group_saves_the_run(tmp_path: Path, number: signal.Sign
     assert process.returncode == 128 + number, errors
     assert "all saved; go on with --resume" in errors
     assert list((tmp_path / "run" / "checkpoint").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_signal_while_images_are_read_ends_it_at_once(
+    shades: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, stream: bool
+) -> None:
+    """Though a run would go on to its first step, which may be an hour away."""
+    read = pictures.Files.source
+
+    def signalling(self: pictures.Files, index: int) -> pictures.Source:
+        os.kill(os.getpid(), number)
+        return read(self, index)
+
+    monkeypatch.setattr(pictures.Files, "source", signalling)
+    asked: list[int] = []
+    told = f"folder:{shades}: while its images were .*: stopped by signal {number:d}, nothing is lost; run the same"
+    with on_signals_to_end(asked.append):
+        with pytest.raises(Interrupted, match=told) as caught:
+            look_through(
+                open_dataset(f"folder:{shades}", root=shades, image_size=8, stream=stream, workers=1),
+                skip_unreadable=False,
+            )
+        assert asked == []
+    assert caught.value.exit_code == 128 + number
+
+
+def test_reading_alone_leaves_signals_to_the_program(shades: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures.Files, "source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        open_dataset(f"folder:{shades}", root=shades, image_size=8)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from nofe.data.unreadable import some_of
 from nofe.errors import UserError
 
 
@@ -77,12 +78,7 @@ class Dataset:
         for part, image_set in (("training", self.train), ("test", self.test)):
             _check_labels(f"{self.name}: {part} part", image_set.labels, self.classes)
         _check_same_size(self.name, self.train.shape, self.test.shape)
-        without_images = np.flatnonzero(np.bincount(self.train.labels, minlength=self.classes) == 0)
-        if len(without_images) > 0:
-            raise UserError(
-                f"{self.name}: class {self.class_names[without_images[0]]!r} has no training images "
-                f"({len(without_images)} such classes in all); add some or leave the class out"
-            )
+        _require_images_of_each(self.name, self.train.labels, self.class_names)
         for group, ids in self.groups.items():
             if len(ids) != self.classes:
                 raise UserError(
@@ -139,18 +135,35 @@ def held_out(
     dataset: str, labels: NDArray[np.int64], class_names: Sequence[str], fraction: float, seed: int
 ) -> NDArray[np.bool_]:
     """Which images (N,) to put aside: `fraction` of each class, at least one, never all."""
+    _check_labels(f"{dataset}: training part", labels, len(class_names))
+    _require_images_of_each(dataset, labels, class_names)
+    counts = np.bincount(labels, minlength=len(class_names))
+    if (counts == 1).any():
+        alone = _named([class_names[label] for label in np.flatnonzero(counts == 1).tolist()])
+        raise UserError(
+            f"{dataset}: {alone} one training image, which cannot be both trained on and held out; "
+            "add images or leave the class out"
+        )
     rng = np.random.default_rng(seed)
     held = np.zeros(len(labels), dtype=np.bool_)
-    of_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(class_names))))
-    for name, members in zip(class_names, of_class, strict=False):
-        if len(members) < 2:
-            raise UserError(
-                f"{dataset}: class {name!r} has one training image, which cannot be both trained on and "
-                "held out; add images or leave the class out"
-            )
+    for members in np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1]):
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         held[rng.choice(members, size=count, replace=False)] = True
     return held
+
+
+def _named(classes: Sequence[str]) -> str:
+    """The beginning of a sentence: class 'crow' has; 12 classes ('ant'; 'bee'; ...; and 2 more) have."""
+    if len(classes) == 1:
+        return f"class {classes[0]!r} has"
+    return f"{len(classes):,} classes ({some_of([repr(name) for name in classes])}) have"
+
+
+def _require_images_of_each(dataset: str, labels: NDArray[np.int64], class_names: Sequence[str]) -> None:
+    without_images = np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0)
+    if len(without_images) > 0:
+        empty = _named([class_names[label] for label in without_images.tolist()])
+        raise UserError(f"{dataset}: {empty} no training images; add some or leave the class out")
 
 
 def _check_class_names(dataset: str, class_names: tuple[str, ...]) -> None:

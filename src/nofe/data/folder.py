@@ -35,7 +35,7 @@ def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = F
     assert test is not None  # Listing.with_test sees to it
     split, count = len(train), len(train) + len(test)
     labels = np.concatenate([train.labels, test.labels])
-    _check_memory(listing.where, count, image_size)
+    require_memory(listing.where, count, image_size, "let them be read while training with --set data.stream=true")
     images, reasons = _decode_all(count, lambda i: train.source(i) if i < split else test.source(i - split), image_size)
     parts = ImageSet(images[:split], labels[:split]), ImageSet(images[split:], labels[split:])
     left_out: dict[str, list[str]] = {}
@@ -86,13 +86,13 @@ def _check_image_size(image_size: int) -> None:
         raise UserError(f"image size {image_size}: out of range; ask for 1 to {MAX_IMAGE_SIZE:,} pixels a side")
 
 
-def _check_memory(where: str, count: int, image_size: int) -> None:
+def require_memory(where: str, count: int, image_size: int, advice: str) -> None:
     """Refuse early what the machine would be killed for late."""
     needed, present = count * 3 * image_size**2, physical_memory()
     if present is not None and needed > present:
         raise UserError(
             f"{where}: {count:,} images of {image_size} x {image_size} take {needed / 1e9:,.0f} GB of memory and "
-            f"this machine has {present / 1e9:,.0f}; let them be read while training with --set data.stream=true"
+            f"this machine has {present / 1e9:,.0f}; {advice}"
         )
 
 
@@ -119,6 +119,10 @@ def _decode_all(
                 reasons[i] = str(error)
 
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(decode_some, range(0, count, IMAGES_PER_TASK)):
-            pass  # drawing the results raises what a thread raised
+        try:
+            for _ in pool.map(decode_some, range(0, count, IMAGES_PER_TASK)):
+                pass  # drawing the results raises what a thread raised
+        except BaseException:  # or a signal
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return images, reasons

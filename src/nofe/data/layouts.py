@@ -1,6 +1,6 @@
 """Folders of images, however they are laid out: what is training, what is test, which folder is a class.
 
-PATH/train/CLASS/...  PATH/val/CLASS/...      ImageNet's (or valid/, validation/, test/)
+PATH/train/CLASS/...  PATH/val/CLASS/...      ImageNet's (or Train/, training/; valid/, validation/, test/, testing/)
 PATH/train/CLASS/...                          a part is held out for testing
 PATH/CLASS/...                                the same
 PATH/GROUP/CLASS/...                          with either: classes in folders of folders
@@ -9,17 +9,19 @@ PATH/wnids.txt, train/, val/                  Tiny ImageNet's
 
 import logging
 import os
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
 from nofe.data.pictures import DEFAULT_TEST, Files, Listing, fraction_of
+from nofe.data.unreadable import some_of
 from nofe.errors import UserError
 
 logger = logging.getLogger("nofe")
 
-TEST_FOLDERS = ("val", "valid", "validation", "test")  # in this order: the labels of `test` are often withheld
+TRAIN_FOLDERS = ("train", "training")
+# In this order: the labels of `test` are often withheld.
+TEST_FOLDERS = ("val", "valid", "validation", "test", "testing")
 TINY_CLASSES, TINY_WORDS, TINY_ANNOTATIONS = "wnids.txt", "words.txt", "val_annotations.txt"
 MAX_TEXT_BYTES = 64 << 20  # of the files that name classes
 
@@ -54,20 +56,30 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
         if not named.is_dir():
             raise UserError(f"data.test={test}: neither a fraction nor a folder; use one such as {DEFAULT_TEST}")
     folders = _subfolders(path)
-    given = next((name for name in TEST_FOLDERS if name in folders), None)
-    if "train" not in folders:
+    train, given = _part(folders, TRAIN_FOLDERS), _part(folders, TEST_FOLDERS)
+    if train is None:
         if given is not None:
             raise UserError(f"{path}: has no train/ folder; put the training images into {path / 'train' / 'CLASS'}")
         return path, named
+    twice = [name for name in folders if name != train and name.lower() in TRAIN_FOLDERS]
+    if twice:
+        raise UserError(f"{path}: {train}/ and {twice[0]}/ could both be the training images; rename or remove one")
     if named is not None or given is not None:
-        return path / "train", named or path / str(given)
-    others = [name for name in folders if name != "train"]
+        return path / train, named or path / str(given)
+    others = [name for name in folders if name != train]
     if others:
         raise UserError(
-            f"{path}: has no val/ or test/ folder, and {others[0]}/ beside train/; put images to judge by into "
-            f"{path / 'val' / 'CLASS'}, or name them with --set data.test=FOLDER"
+            f"{path}: has no val/ or test/ folder, and {others[0]}/ beside {train}/; put images to judge by into "
+            f"{path / 'val' / 'CLASS'}, or name them with --set data.test=FOLDER; if {train} is a class, move all "
+            f"classes into {path / 'train'}"
         )
-    return path / "train", None
+    return path / train, None
+
+
+def _part(folders: Sequence[str], names: Sequence[str]) -> str | None:
+    """The folder that has one of these names, of which the first goes before the others; Train/ is train/."""
+    found = {folder.lower(): folder for folder in reversed(folders)}
+    return next((found[name] for name in names if name in found), None)
 
 
 def _find_classes(train_folder: Path) -> list[str]:
@@ -75,8 +87,12 @@ def _find_classes(train_folder: Path) -> list[str]:
     level = _subfolders(train_folder)
     if not level:
         raise UserError(f"{train_folder}: holds no class folders; sort the images into one folder a class")
-    while (below := _nested_classes(train_folder, level)) is not None:
-        level = below
+    while True:
+        below = {name: _subfolders(train_folder / name) for name in level}
+        _refuse_parts_further_down(train_folder, below)
+        if not _are_groups(train_folder, below):
+            break
+        level = [f"{outer}/{inner}" for outer, inners in below.items() for inner in inners]
     if "/" in level[0]:
         logger.warning(
             "%s: %s classes lie in folders of folders (first: %s)", train_folder, f"{len(level):,}", level[0]
@@ -84,20 +100,62 @@ def _find_classes(train_folder: Path) -> list[str]:
     return level
 
 
-def _nested_classes(train_folder: Path, level: Sequence[str]) -> list[str] | None:
-    """The folders one level down, if it is they that are the classes.
+def _refuse_parts_further_down(train_folder: Path, below: Mapping[str, Sequence[str]]) -> None:
+    """train/ and val/ inside of what looks like a class: the wrong folder was named, or the parts lie inside out."""
+    if len(below) == 1:
+        name = _down_to_a_choice(train_folder, next(iter(below)))
+        below = {name: _subfolders(train_folder / name)}
+    elif not any(_part(inner, TRAIN_FOLDERS) and _part(inner, TEST_FOLDERS) for inner in below.values()):
+        return  # a class may well be called train
+    split = [name for name, inner in below.items() if _part(inner, TRAIN_FOLDERS)]
+    if len(split) > 1:
+        raise UserError(
+            f"{train_folder}: {len(split):,} of its folders are divided into training and test images of their own: "
+            f"{some_of(split)}; lay them out as {train_folder / 'train' / 'CLASS'} and "
+            f"{train_folder / 'val' / 'CLASS'}, or name one of them if each is a data set"
+        )
+    for name in split:
+        parts = [f"{inner}/" for inner in below[name] if inner.lower() in (*TRAIN_FOLDERS, *TEST_FOLDERS)]
+        raise UserError(
+            f"{train_folder}: {' and '.join(parts)} lie further down, in {name}/; name that folder, "
+            f"folder:{train_folder / name}"
+        )
 
-    So where no folder of this level holds an image itself, some have several folders, and no name comes twice: a
-    class that was photographed on several days has day-1/, day-2/ like every other.
+
+def _down_to_a_choice(folder: Path, name: str) -> str:
+    """Down through folders that hold one folder and no images, unless that is train/."""
+    inner = _subfolders(folder / name)
+    if len(inner) != 1 or _part(inner, TRAIN_FOLDERS) or _holds_image(folder / name):
+        return name
+    return _down_to_a_choice(folder, f"{name}/{inner[0]}")
+
+
+def _are_groups(train_folder: Path, below: Mapping[str, Sequence[str]]) -> bool:
+    """Whether these folders are groups, and the folders inside of them the classes.
+
+    So where none holds an image itself, some have several folders, and no name comes twice: a class that was
+    photographed on several days has day-1/, day-2/ like every other.
     """
-    below = [_subfolders(train_folder / name) for name in level]
-    names = list(chain.from_iterable(below))
-    several = any(len(inner) > 1 for inner in below)
-    if not several or not all(below) or len(set(names)) < len(names):
-        return None
-    if any(_holds_image(train_folder / name) for name in level):
-        return None
-    return [f"{outer}/{inner}" for outer, inners in zip(level, below, strict=True) for inner in inners]
+    if not any(len(inner) > 1 for inner in below.values()) or not all(below.values()):
+        return False
+    if any(_holds_image(train_folder / name) for name in below):
+        return False
+    homes: dict[str, list[str]] = {}
+    for outer, inners in below.items():
+        for inner in inners:
+            homes.setdefault(inner, []).append(outer)
+    twice = next((inner for inner, outers in homes.items() if len(outers) > 1), None)
+    if twice is not None:
+        logger.warning(
+            "%s: %s/ lies in %s/ and in %s/, so the outer folders are taken as the %s classes (%s); if the inner ones "
+            "are the classes, put all images of a class into one folder",
+            train_folder,
+            twice,
+            *homes[twice][:2],
+            f"{len(below):,}",
+            some_of(list(below)),
+        )
+    return twice is None
 
 
 def _holds_image(folder: Path) -> bool:
@@ -158,16 +216,30 @@ def _list_images(part: Path, classes: Sequence[str], root: Path) -> Files:
 
 def _require_images_of_each(train: Files, folder: Path, classes: Sequence[str]) -> None:
     without_images = sorted(set(range(len(classes))) - set(train.labels.tolist()))
-    if without_images:
+    if len(without_images) == 1:
         empty = folder / classes[without_images[0]]
         raise UserError(f"{empty}: holds no images ({FORMAT_LIST}); add some or remove the folder")
+    if without_images:
+        raise UserError(
+            f"{folder}: {len(without_images):,} class folders hold no images ({FORMAT_LIST}): "
+            f"{some_of([classes[label] for label in without_images])}; add some or remove the folders"
+        )
 
 
 def walk(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Images below a folder, and what else lies there; both by name, without anything hidden."""
+    """Images below a folder, and what else lies there; both by name, without anything hidden.
+
+    Links are followed, and no folder is read twice: one may lead back to where it lies.
+    """
     images: list[Path] = []
     others: list[Path] = []
-    for parent, folders, names in os.walk(folder):
+    seen: set[tuple[int, int]] = set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        state = os.stat(parent)
+        if (state.st_dev, state.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((state.st_dev, state.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(name for name in names if not name.startswith(".")):
             path = Path(parent, name)

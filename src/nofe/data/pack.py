@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,9 @@ from nofe.data.tar_index import ShardIndex, index_file, write_index
 from nofe.data.unreadable import some_of
 from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
-from nofe.errors import RunError, UserError
-from nofe.files import replace_atomically
+from nofe.errors import Interrupted, RunError, UserError
+from nofe.files import remove_leftovers, replace_atomically
+from nofe.signals import on_signals_to_end
 from nofe.streams import stream
 
 FORMAT = 1
@@ -78,17 +79,22 @@ def pack(
     skip_unreadable: bool = False,
     advance: Callable[[int], None] = lambda images: None,
 ) -> dict[str, Any]:
-    """Write shards, manifest and class names to `folder`; returns the manifest."""
+    """Write shards, manifest and class names to `folder`; returns the manifest.
+
+    At SIGTERM and SIGINT it raises Interrupted, and leaves what another call goes on with.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         begun = _Manifest.of(listing, settings)
-        begun.resume(folder)
-        begun.write(folder, complete=False)  # before the first shard, which is then known for one of ours
-        for part, pictures in listing.parts.items():
-            _pack_part(part, pictures, folder, settings, workers, begun, skip_unreadable, advance)
-        with replace_atomically(folder / CLASSES) as file:
-            file.write("".join(f"{_one_line(name)}\n" for name in listing.class_names).encode())
-        return begun.write(folder, complete=True)
+        with on_signals_to_end(lambda number: begun.stop(folder, number)):
+            folder.mkdir(parents=True, exist_ok=True)
+            begun.resume(folder)
+            remove_leftovers(folder, ("*.tar", "*.tar.index", MANIFEST, CLASSES))
+            begun.write(folder, complete=False)  # before the first shard, which is then known for one of ours
+            for part, pictures in listing.parts.items():
+                _pack_part(part, pictures, folder, settings, workers, begun, skip_unreadable, advance)
+            with replace_atomically(folder / CLASSES) as file:
+                file.write("".join(f"{_one_line(name)}\n" for name in listing.class_names).encode())
+            return begun.write(folder, complete=True)
     except OSError as error:
         raise RunError(
             f"{folder}: cannot be written to ({error.strerror or error}); make room, then run the same command again"
@@ -132,6 +138,13 @@ class _Manifest:
             file = folder / shard.file
             if file.is_file() and file.stat().st_size == shard.bytes:
                 self.shards[shard.file] = shard
+
+    def stop(self, folder: Path, number: int) -> NoReturn:
+        raise Interrupted(
+            f"{folder}: stopped by signal {number}, {len(self.shards):,} finished shards are kept; go on with the same "
+            "command",
+            number,
+        )
 
     def write(self, folder: Path, *, complete: bool) -> dict[str, Any]:
         shards = [self.shards[name] for name in sorted(self.shards, key=lambda name: (not name.startswith("tr"), name))]

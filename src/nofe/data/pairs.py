@@ -1,6 +1,8 @@
 """A Python data set of (image, label) pairs, as torchvision's are, to a `Dataset` in memory."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +11,7 @@ from PIL import Image
 
 from nofe.data.dataset import Dataset, ImageSet, held_out
 from nofe.data.decode import UnreadableError, middle_square
+from nofe.data.folder import require_memory
 from nofe.data.pictures import DEFAULT_TEST, fraction_of
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.errors import UserError
@@ -38,6 +41,10 @@ def dataset_of_pairs(
     of `train` as in torchvision, or numbers.
     """
     name = name or type(train).__name__
+    count = _length(train, f"{name}: training") + (0 if test is None else _length(test, f"{name}: test"))
+    advice = "a Python data set is read into memory; write it as files, a folder a class, and train on folder:PATH"
+    require_memory(name, count, image_size, advice)
+    names = _class_names(name, train, test, class_names)
     left_out: dict[str, list[str]] = {}
     of_train, lost = _images_of(train, f"{name}: training", image_size, skip_unreadable)
     left_out |= {"train": lost} if lost else {}
@@ -45,10 +52,14 @@ def dataset_of_pairs(
     if test is not None:
         of_test, lost = _images_of(test, f"{name}: test", image_size, skip_unreadable)
         left_out |= {"test": lost} if lost else {}
-    names = tuple(str(each) for each in (class_names or getattr(train, "classes", None) or ()))
-    if not names:
-        largest = max(int(part.labels.max(initial=0)) for part in (of_train, of_test) if part is not None)
-        names = tuple(f"class {number}" for number in range(largest + 1))
+    labels = np.unique(np.concatenate([part.labels for part in (of_train, of_test) if part is not None]))
+    if names is None:
+        names = _numbered(name, labels)
+    elif len(labels) and labels[-1] >= len(names):
+        raise UserError(
+            f"{name}: {len(names):,} class names, and labels up to {labels[-1]:,}; pass class_names= with one for each "
+            "number from 0"
+        )
     if of_test is None:
         fraction = fraction_of(hold_out)
         if fraction is None:
@@ -58,23 +69,120 @@ def dataset_of_pairs(
     return Dataset(name, names, of_train, of_test, left_out=left_out)
 
 
-def _images_of(pairs: Pairs, what: str, image_size: int, skip_unreadable: bool) -> tuple[ImageSet, list[str]]:
-    """Images and labels, and what is left out of them."""
+def parts_of(dataset: Pairs | tuple[Pairs, Pairs | None]) -> tuple[Pairs, Pairs | None]:
+    """Training and test pairs of what somebody gave for them."""
+    if isinstance(dataset, os.PathLike):
+        raise UserError(f"dataset: a path; pass 'folder:{dataset}', a text, for the images below it")
+    if not isinstance(dataset, tuple):
+        return dataset, None
+    if dataset and all(_is_pair(each) for each in dataset):
+        raise UserError("dataset: a tuple of pairs of image and label; pass a list of them, a tuple is (train, test)")
+    if len(dataset) != 2:
+        raise UserError(
+            f"dataset: a tuple of {len(dataset)}; pass the pairs to train on and those to test by, (train, test), or "
+            "the training pairs alone"
+        )
+    return dataset
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is an image with its label, and not a data set."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    return isinstance(value[1], int | np.integer) or getattr(value[1], "ndim", None) == 0
+
+
+def _length(pairs: Pairs, what: str) -> int:
+    """How many there are of them, if they are pairs by number at all."""
+    if hasattr(pairs, "batch_sampler"):
+        raise UserError(f"{what} images: a DataLoader gives batches; pass its data set, loader.dataset")
+    if isinstance(pairs, Mapping):
+        raise UserError(f"{what} images: a {type(pairs).__name__} has names; pass (train, test) or a list of pairs")
     try:
         count = len(pairs)
     except TypeError as error:
         raise UserError(f"{what} images: have no length; give a data set that can be indexed") from error
+    if not hasattr(pairs, "__getitem__"):
+        raise UserError(f"{what} images: a {type(pairs).__name__} has no order; give a data set that can be indexed")
+    if count == 0:
+        raise UserError(f"{what} images: there are none; give pairs of image and label")
+    return count
+
+
+def _class_names(name: str, train: Pairs, test: Pairs | None, given: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Those given, or those that the data sets know; None where nobody names them."""
+    if isinstance(given, str):
+        raise UserError(f"class_names={given!r}: one text; pass a list with a name for each class")
+    if given is not None:
+        return tuple(str(each) for each in given)
+    known = _known_names(name, train)
+    of_test = None if test is None else _known_names(name, test)
+    if known and of_test and known != of_test:
+        raise UserError(
+            f"{name}: training and test pairs name other classes ({_first_other(known, of_test)}); number them alike, "
+            "then pass class_names="
+        )
+    return known
+
+
+def _known_names(name: str, pairs: Any) -> tuple[str, ...] | None:
+    """`classes`, as torchvision has them; through torch's Subset, and ConcatDataset where all agree."""
+    if getattr(pairs, "classes", None):
+        return tuple(str(each) for each in pairs.classes)
+    if hasattr(pairs, "dataset") and hasattr(pairs, "indices"):
+        return _known_names(name, pairs.dataset)
+    found = [_known_names(name, each) for each in getattr(pairs, "datasets", ())]
+    named = [names for names in found if names]
+    for names in named[1:]:
+        if names != named[0]:
+            raise UserError(
+                f"{name}: the data sets that it joins name other classes ({_first_other(named[0], names)}); number "
+                "them alike, then pass class_names="
+            )
+    return named[0] if found and len(named) == len(found) else None
+
+
+def _first_other(names: Sequence[str], others: Sequence[str]) -> str:
+    if len(names) != len(others):
+        return f"{len(names):,} and {len(others):,} of them"
+    number = next(number for number in range(len(names)) if names[number] != others[number])
+    return f"{number} is {names[number]!r} and {others[number]!r}"
+
+
+def _numbered(name: str, labels: NDArray[np.int64]) -> tuple[str, ...]:
+    """Names for numbers, which are to be 0 to C - 1."""
+    count = int(labels[-1]) + 1 if len(labels) else 0
+    if len(labels) < count:
+        present = set(labels.tolist())
+        absent = ", ".join(str(each) for each in islice((each for each in range(count) if each not in present), 10))
+        more = count - len(labels) - 10
+        raise UserError(
+            f"{name}: labels go up to {count - 1:,}, and no image has {absent}{f' and {more:,} more' * (more > 0)}; "
+            "number the classes from 0 and leave no number out"
+        )
+    return tuple(f"class {number}" for number in range(count))
+
+
+def _images_of(pairs: Pairs, what: str, image_size: int, skip_unreadable: bool) -> tuple[ImageSet, list[str]]:
+    """Images and labels, and what is left out of them."""
+    count = len(pairs)
     images = np.empty((count, 3, image_size, image_size), dtype=np.uint8)
     labels = np.zeros(count, dtype=np.int64)
     unreadable: dict[int, str] = {}
     for index in range(count):
         try:
             pair = pairs[index]
+        except NotImplementedError as error:  # torch's IterableDataset
+            raise UserError(f"{what} images: cannot be had by their number; give a data set that can be") from error
         except Exception as error:  # whatever its decoder raises at a damaged file
             unreadable[index] = _in_words(error)
             continue
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise UserError(f"{what} item {index}: not a pair of image and label but {type(pair).__name__}")
+            kind = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
+            raise UserError(
+                f"{what} item {index}: not a pair of image and label but {kind}; give both for each image, as "
+                "list(zip(images, labels)) does"
+            )
         labels[index] = _label_of(pair[1], f"{what} label {index}")
         try:
             images[index] = square_of(pair[0], image_size)
@@ -139,4 +247,7 @@ def _label_of(value: Any, what: str) -> int:
     array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     if array.size != 1 or not np.issubdtype(array.dtype, np.integer):
         raise UserError(f"{what}: {str(value)[:40]!r} is no class number; give one from 0 to C - 1")
-    return int(array.reshape(()))
+    label = int(array.reshape(()))
+    if label < 0:
+        raise UserError(f"{what}: {label} is below 0; number the classes from 0, and leave out images without a class")
+    return label

@@ -16,6 +16,7 @@ from nofe.data.survey import Survey, survey
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.data.workers import Pending, Workers
 from nofe.errors import UserError
+from nofe.signals import ending_at_once
 
 logger = logging.getLogger("nofe")
 
@@ -95,19 +96,22 @@ def open_dataset(
 
     `stream` decides it instead. Of those on disk `look_through` finds the unreadable ones.
     """
-    if not is_listed(name):
+    with ending_at_once(f"{name}: while its images were read"):
+        if not is_listed(name):
+            if stream:
+                raise UserError(
+                    f"data.stream=true: {name} is always in memory; leave it out, or train on packed shards"
+                )
+            return load_dataset(name, root=root, image_size=image_size, seed=seed)
+        listing = list_images(name, test=test, seed=seed)
+        needed = sum(map(len, listing.parts.values())) * 3 * image_size**2
+        if stream is None:
+            stream = memory is not None and needed > memory
         if stream:
-            raise UserError(f"data.stream=true: {name} is always in memory; leave it out, or train on packed shards")
-        return load_dataset(name, root=root, image_size=image_size, seed=seed)
-    listing = list_images(name, test=test, seed=seed)
-    needed = sum(map(len, listing.parts.values())) * 3 * image_size**2
-    if stream is None:
-        stream = memory is not None and needed > memory
-    if stream:
-        return stored_dataset(listing, image_size, workers)
-    from nofe.data.folder import load_listing
+            return stored_dataset(listing, image_size, workers)
+        from nofe.data.folder import load_listing
 
-    return load_listing(listing, image_size, skip_unreadable=skip_unreadable)
+        return load_listing(listing, image_size, skip_unreadable=skip_unreadable)
 
 
 def stored_dataset(listing: Listing, image_size: int, workers: int = 0) -> Dataset:
@@ -139,7 +143,8 @@ def look_through(dataset: Dataset, *, skip_unreadable: bool) -> Looked:
     _say_if_many(count)
     names: dict[str, list[str]] = {}
     told: list[str] = []
-    found = {"train": _survey(train), "test": _survey(test)}
+    with ending_at_once(f"{dataset.name}: while its images were looked through"):
+        found = {"train": _survey(train), "test": _survey(test)}
     for part, stored in (("train", train), ("test", test)):
         if unreadable := found[part].unreadable:
             names[part] = [stored.pictures.name(i) for i in unreadable]

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from nofe.errors import Interrupted
 from nofe.runs import Run
 from nofe.streams import seed_for
 from nofe.training.checkpoint import (
@@ -19,7 +20,7 @@ from nofe.training.optimizer import MEMORY, current_rate, load_optimizer_tensors
 from nofe.training.progress import Progress
 from nofe.training.ranks import Ranks
 from nofe.training.recipe import rate_at
-from nofe.training.runtime import Interrupted, Runtime
+from nofe.training.runtime import Runtime
 
 SHARE_OF_CHECKPOINTS = 0.01  # of the time of a run, at most, where nobody says how far apart they are
 

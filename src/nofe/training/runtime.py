@@ -22,7 +22,8 @@ import torch
 
 from nofe.data.folder import physical_memory
 from nofe.data.workers import cores
-from nofe.errors import NofeError, UserError
+from nofe.errors import Interrupted as Interrupted
+from nofe.errors import UserError
 from nofe.signals import on_signals_to_end
 from nofe.training.names import DEVICES, KERNELS, PRECISIONS
 from nofe.training.ranks import Launch, Ranks, joined_ranks
@@ -30,14 +31,6 @@ from nofe.training.ranks import Launch, Ranks, joined_ranks
 # Compiling takes 20 to 40 seconds and saves 0.3 to 1.4 ms a step on an H200 (benchmarks/results/nvidia-h200); a stage
 # with fewer steps does without. On a CPU it takes longer and saves less.
 STEPS_WORTH_COMPILING = 20_000
-
-
-class Interrupted(NofeError):
-    """A signal asked the run to stop; what was done is saved."""
-
-    def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + signal_number
 
 
 @dataclass
