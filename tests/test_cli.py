@@ -21,11 +21,12 @@ from torch import nn
 
 import nofe
 from conftest import small_dataset
-from nofe import evaluation, runs
+from nofe import evaluation, inference, runs
 from nofe.__main__ import main
 from nofe.architectures import ARCHITECTURES
 from nofe.data import DATASETS
 from nofe.data.batches import DeviceImages
+from nofe.data.folder import read_readable_images
 from nofe.evaluation import Predictions
 from nofe.experiments.measures import ten_crops
 from nofe.recipes import SUMMARIES
@@ -577,14 +578,50 @@ def test_predict_on_what_is_no_image(finished: Path, animals: Path, tmp_path: Pa
     text, empty = tmp_path / "text.png", tmp_path / "empty"
     text.write_text("text")
     empty.mkdir()
-    assert "text.png: cannot be read as an image" in refusal("predict", finished, text)
-    assert "text.png: cannot be read as an image" in refusal(
-        "predict", finished, animals / "val" / "ant" / "0.png", text
-    )
+    told = "1 of 1 files cannot be read as images (first: {}, not JPEG,"
+    assert told.format(text) in refusal("predict", finished, text)
     assert "nowhere.png: no such file or folder" in refusal("predict", finished, tmp_path / "nowhere.png")
     assert "empty: holds no images" in refusal("predict", finished, empty)
     assert "Missing argument" in refusal("predict", finished)
     assert "--top" in refusal("predict", finished, text, "--top", "0")
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_one_bad_file_loses_no_other_prediction(
+    at_once: int, finished: Path, animals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any batch, alone in it or among others."""
+    monkeypatch.setattr(inference, "FILES_AT_ONCE", at_once)
+    good = sorted((animals / "val").rglob("*.png"))
+    alone = json.loads(answered("predict", finished, *good, "--json"))
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(good[0].read_bytes()[:200])
+    files = [*good[:4], bad, *good[4:], bad]
+    answer = command("predict", finished, *files, "--json")
+    assert answer.code == 2
+    assert f"2 of 10 files cannot be read as images (first: {bad}, truncated)" in answer.err
+    answers = json.loads(answer.out)
+    assert [each["file"] for each in answers] == [str(file) for file in files]
+    assert [each for each in answers if "error" in each] == 2 * [{"file": str(bad), "error": "truncated"}]
+    for found, expected in zip([each for each in answers if "top" in each], alone, strict=True):
+        assert [each["class"] for each in found["top"]] == [each["class"] for each in expected["top"]]
+    text = command("predict", finished, *files)
+    assert text.code == 2
+    assert f"{bad}\ncannot be read: truncated\n\n{good[4]}\nclass " in text.out
+
+
+def test_predictions_come_as_batches_are_done(finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "FILES_AT_ONCE", 2)
+    read: list[int] = []
+    monkeypatch.setattr(
+        inference,
+        "read_readable_images",
+        lambda files, size: read.append(len(files)) or read_readable_images(files, size),
+    )
+    answers = inference.predict_files(finished, [animals / "val"], 1, make_runtime("cpu"))
+    next(answers), next(answers)
+    assert read == [2]
+    assert len(list(answers)) == 6
 
 
 def test_evaluate_without_the_data(animals: Path, tmp_path: Path) -> None:

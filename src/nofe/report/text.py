@@ -83,12 +83,11 @@ def evaluation_in_words(figures: dict[str, Any]) -> str:
     return f"{text}\n\n{table(head, by_specialty)}\n\n{summary}"
 
 
-def predictions_in_words(answers: Sequence[dict[str, Any]]) -> str:
-    blocks = []
-    for answer in answers:
-        rows = [(each["class"], f"{each['probability']:.2%}", f"{each['expert']}") for each in answer["top"]]
-        blocks.append(f"{answer['file']}\n{table(('class', 'probability', 'expert'), rows)}")
-    return "\n\n".join(blocks)
+def prediction_in_words(answer: dict[str, Any]) -> str:
+    if "error" in answer:
+        return f"{answer['file']}\ncannot be read: {answer['error']}"
+    rows = [(each["class"], f"{each['probability']:.2%}", f"{each['expert']}") for each in answer["top"]]
+    return f"{answer['file']}\n{table(('class', 'probability', 'expert'), rows)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
