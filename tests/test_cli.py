@@ -167,6 +167,28 @@ def test_evaluate_repeats_the_figures_of_the_run(finished: Path) -> None:
     assert f"{experts['top_1']:.2%}" in answered("evaluate", finished)
 
 
+def test_evaluate_says_where_base_and_experts_differ(finished: Path) -> None:
+    figures = json.loads(answered("evaluate", finished, "--json"))
+    for stage in ("base", "experts"):
+        each = figures[stage]
+        assert each["top_1"] + each["confused_inside"] + each["confused_across"] == pytest.approx(1)
+        right = sum(c["images"] * c["accuracy"][stage] for c in figures["classes"])
+        assert right == pytest.approx(8 * each["top_1"])
+    assert [each["name"] for each in figures["classes"]] == sorted(COLOURS)
+    specialty_of = {each["name"]: each["specialty"] for each in figures["classes"]}
+    for pair in figures["pairs"]:
+        assert [specialty_of[name] for name in pair["names"]] == pair["specialties"]
+        assert pair["inside"] == (len(set(pair["specialties"])) == 1)
+        assert pair["images"] == 4
+    said = answered("evaluate", finished)
+    assert "Beside the base the experts take" in said
+    assert "confused inside" in said.split("\n\n")[1]
+    wrong = figures["base"]["top_1"] < 1
+    assert ("pair that the base confuses most" in said) == wrong
+    changed = any(each["accuracy"]["base"] != each["accuracy"]["experts"] for each in figures["classes"])
+    assert ("class that" in said) == changed
+
+
 def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path: Path) -> None:
     until = [*SHORT, "--dataset", f"folder:{animals}", "--base", "both", "--set", "base.paper.epochs=1", "--set"]
     answered("train", *until, "until=base", "--out", tmp_path / "bases")
@@ -177,6 +199,7 @@ def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path
     }
     assert networks.keys() == {"base", "base-paper"}
     assert "base-paper" in answered("evaluate", tmp_path / "bases")
+    assert [each["accuracy"].keys() for each in figures["classes"]] == 4 * [networks.keys()]
     assert "has until=base, and a page is of experts" in refusal("report", tmp_path / "bases")
 
 

@@ -1,7 +1,7 @@
 """A finished run at work: on its test images, and on pictures."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from nofe.data.folder import find_images, read_readable_images
 from nofe.errors import UserError
-from nofe.evaluation import by_specialty, predictions_of
+from nofe.evaluation import Predictions, by_specialty, predictions_of
 from nofe.frozen import frozen
 from nofe.loading import open_finished
-from nofe.specialties import Specialties
+from nofe.report.against import class_figures, pair_figures, shares_of_mistakes
+from nofe.specialties import Specialties, class_confusion
 from nofe.stages import crop_of_stage
 from nofe.training.runtime import Runtime
 
@@ -21,7 +22,7 @@ FILES_AT_ONCE = 64
 
 
 def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, crops: int = 1) -> dict[str, Any]:
-    """Top-1 and top-5 of every network that tells classes apart, and where the experts' mistakes go.
+    """Top-1 and top-5 of every network that tells classes apart, and where its mistakes go: by class and by pair.
 
     By one view of an image, or by ten.
     """
@@ -36,13 +37,30 @@ def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, cr
     predictions = predictions_of(networks, crop_of_stage(finished.config), test, runtime, crops)
     figures: dict[str, Any] = {"run": str(path), "images": len(test), "crops": crops}
     figures |= {stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()}
-    if "experts" in predictions:
-        by_expert = by_specialty(predictions["experts"], finished.specialties())
-        for kind in ("confused_inside", "confused_across"):
-            total = sum(getattr(figure, kind) * figure.images for figure in by_expert)
-            figures["experts"][kind] = total / len(test)
+    specialties = None if finished.config.until == "base" else finished.specialties()
+    if specialties is not None and "experts" in predictions:
+        by_expert = by_specialty(predictions["experts"], specialties)
         figures["specialties"] = [dataclasses.asdict(figure) for figure in by_expert]
-    return figures
+    return figures | _by_class_and_pair(figures, predictions, finished.class_names, specialties)
+
+
+def _by_class_and_pair(
+    figures: dict[str, Any],
+    predictions: Mapping[str, Predictions],
+    class_names: tuple[str, ...],
+    specialties: Specialties | None,
+) -> dict[str, Any]:
+    """What every network confuses; with specialties also inside and across them."""
+    confusions = {
+        stage: class_confusion(each.labels, each.classes[:, 0], len(class_names)) for stage, each in predictions.items()
+    }
+    found: dict[str, Any] = {}
+    if specialties is not None:
+        shares = {stage: shares_of_mistakes(each, specialties) for stage, each in confusions.items()}
+        found |= {stage: figures[stage] | shares[stage] for stage in shares}
+        found["pairs"] = [dataclasses.asdict(each) for each in pair_figures(confusions, specialties, class_names)]
+    found["classes"] = [dataclasses.asdict(each) for each in class_figures(confusions, specialties, class_names)]
+    return found
 
 
 def predict_files(path: Path, images: list[Path], top: int, runtime: Runtime) -> Iterator[dict[str, Any]]:
