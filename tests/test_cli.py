@@ -146,11 +146,28 @@ def test_training_says_what_came_out(finished: Path, animals: Path, tmp_path: Pa
     for name in COLOURS:
         assert name in said
     assert str(tmp_path / "run") in said
+    first = f"folder:{animals}: 4 classes, 32 training and 8 test images of 32 x 32 pixels"
+    assert said.splitlines()[0] == first
     seconds = Run(tmp_path / "run").read_json(runs.TIME)
     assert seconds["experts"] >= summary["networks"]["experts"]["seconds"] - 0.1
     assert f"It took {sum(seconds.values()):,.0f} s" in said
     # The same command gives the same network.
     assert Run(tmp_path / "run").read(runs.NETWORK) == Run(finished).read(runs.NETWORK)
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_training_says_what_it_trains_on(stream: str, tmp_path: Path) -> None:
+    """In memory or on disk, and that a network for 32 x 32 sees little of a photo."""
+    for number in range(20):
+        folder = tmp_path / "birds" / "train" / ("crow" if number % 2 else "jay, blue")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (200, 120), (number, 0, 0)).save(folder / f"{number}.jpg")
+    settings = ["--set", f"data.stream={stream}", "--set", "until=base", "--set", "experts.epochs=1"]
+    answer = command("train", "--dataset", f"folder:{tmp_path / 'birds'}", *SHORT, *settings, "--out", tmp_path / "run")
+    assert answer.code == 0
+    line, hint, *_ = answer.out.splitlines()
+    assert line == f"folder:{tmp_path / 'birds'}: 2 classes, 16 training and 4 test images of 32 x 32 pixels"
+    assert hint.startswith("The files are of about 120 pixels a side, and alexnet-quick-c100 reads 32;")
 
 
 def test_evaluate_repeats_the_figures_of_the_run(finished: Path) -> None:

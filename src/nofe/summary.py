@@ -12,6 +12,7 @@ from nofe import runs
 from nofe.architectures import parameter_count
 from nofe.data import Dataset
 from nofe.data.groups import group_of_class
+from nofe.data.originals import usual_side
 from nofe.errors import RunError
 from nofe.evaluation import Predictions, by_specialty, predictions_of
 from nofe.experts.size import sizes_of
@@ -19,6 +20,21 @@ from nofe.report.record import stored_name
 from nofe.specialties import Specialties, chance_of_pairs_together, given_groups, pairs_together
 from nofe.stages import crop_of_stage
 from nofe.task import Task
+
+
+def images_before_training(task: Task) -> dict[str, Any]:
+    """What is learned from and judged by, and how large it was before it was made as small as the network reads."""
+    dataset = task.dataset
+    return {
+        "dataset": task.config.data.name,
+        "classes": dataset.classes,
+        "train": len(dataset.train),
+        "test": len(dataset.test),
+        "stored": dataset.image_size,
+        "read": task.config.experts.augmentation.crop,
+        "usual": usual_side(task.config.data.name),
+        "architecture": task.config.architecture,
+    }
 
 
 def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:

@@ -8,6 +8,9 @@ from nofe import runs
 from nofe.report.against import BASES, PAIRS, base_of, difference_in_words, gain, most_changed
 from nofe.runs import Run
 
+SMALL = 64  # pixels a side that are made for small images: a photo loses more than in 224
+MUCH_LARGER = 2  # times
+
 
 def comparison(summary: dict[str, Any]) -> str:
     """Base, generalist and experts side by side."""
@@ -28,6 +31,23 @@ def comparison(summary: dict[str, Any]) -> str:
         side = "above" if gain >= 0 else "below"
         text += f"\n\nBy the same recipe the experts are {abs(gain):.2f} points {side} the base."
     return text
+
+
+def images_in_words(images: dict[str, Any]) -> str:
+    """What is about to be trained on, with a hint where the network sees little of it."""
+    stored, read, usual = images["stored"], images["read"], images["usual"]
+    said = (
+        f"{images['dataset']}: {images['classes']:,} classes, {images['train']:,} training and {images['test']:,} "
+        f"test images of {stored} x {stored} pixels"
+    )
+    if read != stored:
+        said += f", read as crops of {read} x {read}"
+    if read <= SMALL and usual is not None and usual >= MUCH_LARGER * stored:
+        said += (
+            f"\nThe files are of about {usual:,} pixels a side, and {images['architecture']} reads {read}; details may "
+            "be lost. --architecture timm:resnet18 --pretrained reads 224 (docs/guide.md, Any network)"
+        )
+    return said
 
 
 def sizes_in_words(sizes: dict[str, dict[str, int]]) -> str:
