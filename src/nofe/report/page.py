@@ -254,7 +254,7 @@ def pairs_of_the_base(record: Record, confusions: Mapping[str, csr_array], base:
     if not rows:
         return Html("<p>The base takes no test image for another class.</p>")
     head = ("class A", "class B", "base confuses", "experts confuse", "experts")
-    said = "The pairs that the base confuses most, and how many of these images the experts confuse:"
+    said = "The pairs that the base confuses most, beside what the experts confuse of them:"
     return Html(f"<p>{text(said)}</p>\n{table(head, rows, numbers=(2, 3))}")
 
 
