@@ -21,11 +21,12 @@ from torch import nn
 
 import nofe
 from conftest import small_dataset
-from nofe import evaluation, runs
+from nofe import evaluation, inference, runs
 from nofe.__main__ import main
 from nofe.architectures import ARCHITECTURES
 from nofe.data import DATASETS
 from nofe.data.batches import DeviceImages
+from nofe.data.folder import read_readable_images
 from nofe.evaluation import Predictions
 from nofe.experiments.measures import ten_crops
 from nofe.recipes import SUMMARIES
@@ -145,11 +146,28 @@ def test_training_says_what_came_out(finished: Path, animals: Path, tmp_path: Pa
     for name in COLOURS:
         assert name in said
     assert str(tmp_path / "run") in said
+    first = f"folder:{animals}: 4 classes, 32 training and 8 test images of 32 x 32 pixels"
+    assert said.splitlines()[0] == first
     seconds = Run(tmp_path / "run").read_json(runs.TIME)
     assert seconds["experts"] >= summary["networks"]["experts"]["seconds"] - 0.1
     assert f"It took {sum(seconds.values()):,.0f} s" in said
     # The same command gives the same network.
     assert Run(tmp_path / "run").read(runs.NETWORK) == Run(finished).read(runs.NETWORK)
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_training_says_what_it_trains_on(stream: str, tmp_path: Path) -> None:
+    """In memory or on disk, and that a network for 32 x 32 sees little of a photo."""
+    for number in range(20):
+        folder = tmp_path / "birds" / "train" / ("crow" if number % 2 else "jay, blue")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (200, 120), (number, 0, 0)).save(folder / f"{number}.jpg")
+    settings = ["--set", f"data.stream={stream}", "--set", "until=base", "--set", "experts.epochs=1"]
+    answer = command("train", "--dataset", f"folder:{tmp_path / 'birds'}", *SHORT, *settings, "--out", tmp_path / "run")
+    assert answer.code == 0
+    line, hint, *_ = answer.out.splitlines()
+    assert line == f"folder:{tmp_path / 'birds'}: 2 classes, 16 training and 4 test images of 32 x 32 pixels"
+    assert hint.startswith("The files are of about 120 pixels a side, and alexnet-quick-c100 reads 32;")
 
 
 def test_evaluate_repeats_the_figures_of_the_run(finished: Path) -> None:
@@ -166,6 +184,28 @@ def test_evaluate_repeats_the_figures_of_the_run(finished: Path) -> None:
     assert f"{experts['top_1']:.2%}" in answered("evaluate", finished)
 
 
+def test_evaluate_says_where_base_and_experts_differ(finished: Path) -> None:
+    figures = json.loads(answered("evaluate", finished, "--json"))
+    for stage in ("base", "experts"):
+        each = figures[stage]
+        assert each["top_1"] + each["confused_inside"] + each["confused_across"] == pytest.approx(1)
+        right = sum(c["images"] * c["accuracy"][stage] for c in figures["classes"])
+        assert right == pytest.approx(8 * each["top_1"])
+    assert [each["name"] for each in figures["classes"]] == sorted(COLOURS)
+    specialty_of = {each["name"]: each["specialty"] for each in figures["classes"]}
+    for pair in figures["pairs"]:
+        assert [specialty_of[name] for name in pair["names"]] == pair["specialties"]
+        assert pair["inside"] == (len(set(pair["specialties"])) == 1)
+        assert pair["images"] == 4
+    said = answered("evaluate", finished)
+    assert "Beside the base the experts take" in said
+    assert "confused inside" in said.split("\n\n")[1]
+    wrong = figures["base"]["top_1"] < 1
+    assert ("pair that the base confuses most" in said) == wrong
+    changed = any(each["accuracy"]["base"] != each["accuracy"]["experts"] for each in figures["classes"])
+    assert ("class that" in said) == changed
+
+
 def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path: Path) -> None:
     until = [*SHORT, "--dataset", f"folder:{animals}", "--base", "both", "--set", "base.paper.epochs=1", "--set"]
     answered("train", *until, "until=base", "--out", tmp_path / "bases")
@@ -176,6 +216,7 @@ def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path
     }
     assert networks.keys() == {"base", "base-paper"}
     assert "base-paper" in answered("evaluate", tmp_path / "bases")
+    assert [each["accuracy"].keys() for each in figures["classes"]] == 4 * [networks.keys()]
     assert "has until=base, and a page is of experts" in refusal("report", tmp_path / "bases")
 
 
@@ -577,14 +618,50 @@ def test_predict_on_what_is_no_image(finished: Path, animals: Path, tmp_path: Pa
     text, empty = tmp_path / "text.png", tmp_path / "empty"
     text.write_text("text")
     empty.mkdir()
-    assert "text.png: cannot be read as an image" in refusal("predict", finished, text)
-    assert "text.png: cannot be read as an image" in refusal(
-        "predict", finished, animals / "val" / "ant" / "0.png", text
-    )
+    told = "1 of 1 files cannot be read as images (first: {}, not JPEG,"
+    assert told.format(text) in refusal("predict", finished, text)
     assert "nowhere.png: no such file or folder" in refusal("predict", finished, tmp_path / "nowhere.png")
     assert "empty: holds no images" in refusal("predict", finished, empty)
     assert "Missing argument" in refusal("predict", finished)
     assert "--top" in refusal("predict", finished, text, "--top", "0")
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_one_bad_file_loses_no_other_prediction(
+    at_once: int, finished: Path, animals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any batch, alone in it or among others."""
+    monkeypatch.setattr(inference, "FILES_AT_ONCE", at_once)
+    good = sorted((animals / "val").rglob("*.png"))
+    alone = json.loads(answered("predict", finished, *good, "--json"))
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(good[0].read_bytes()[:200])
+    files = [*good[:4], bad, *good[4:], bad]
+    answer = command("predict", finished, *files, "--json")
+    assert answer.code == 2
+    assert f"2 of 10 files cannot be read as images (first: {bad}, truncated)" in answer.err
+    answers = json.loads(answer.out)
+    assert [each["file"] for each in answers] == [str(file) for file in files]
+    assert [each for each in answers if "error" in each] == 2 * [{"file": str(bad), "error": "truncated"}]
+    for found, expected in zip([each for each in answers if "top" in each], alone, strict=True):
+        assert [each["class"] for each in found["top"]] == [each["class"] for each in expected["top"]]
+    text = command("predict", finished, *files)
+    assert text.code == 2
+    assert f"{bad}\ncannot be read: truncated\n\n{good[4]}\nclass " in text.out
+
+
+def test_predictions_come_as_batches_are_done(finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "FILES_AT_ONCE", 2)
+    read: list[int] = []
+    monkeypatch.setattr(
+        inference,
+        "read_readable_images",
+        lambda files, size: read.append(len(files)) or read_readable_images(files, size),
+    )
+    answers = inference.predict_files(finished, [animals / "val"], 1, make_runtime("cpu"))
+    next(answers), next(answers)
+    assert read == [2]
+    assert len(list(answers)) == 6
 
 
 def test_evaluate_without_the_data(animals: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from conftest import small_dataset
 from nofe.architectures import architecture_named
 from nofe.data.batches import DeviceImages, pixel_mean, ten_crops
 from nofe.errors import UserError
-from nofe.evaluation import Predictions, accuracy, by_class, by_specialty, count_confusion, logits_of, predict
+from nofe.evaluation import Predictions, accuracy, by_specialty, count_confusion, logits_of, predict
 from nofe.specialties import Specialties
 from nofe.training.runtime import Runtime
 
@@ -35,17 +35,13 @@ def test_a_case_made_by_hand() -> None:
     assert (first.accuracy, first.confused_inside, first.confused_across) == (2 / 5, 1 / 5, 2 / 5)
     assert (second.specialty, second.classes, second.images) == (1, 2, 3)
     assert (second.accuracy, second.confused_inside, second.confused_across) == (1 / 3, 1 / 3, 1 / 3)
-    assert by_class(made, 4).tolist() == [1 / 2, 1, 1 / 3, 0]
     assert made.top(1) == 3 / 8
 
 
-def test_a_specialty_and_a_class_without_images() -> None:
+def test_a_specialty_without_images() -> None:
     made = predictions(labels=[0, 0], first=[0, 1])
     _, empty = by_specialty(made, Specialties([0, 0, 1, 1]))
     assert (empty.images, empty.accuracy, empty.confused_inside, empty.confused_across) == (0, 0, 0, 0)
-    found = by_class(made, 4)
-    assert found[0] == 0.5
-    assert np.isnan(found[1:]).all()
 
 
 @given(data=st.data(), classes=st.integers(2, 9), images=st.integers(1, 40))

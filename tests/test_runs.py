@@ -160,6 +160,9 @@ def test_a_file_counts_once_it_is_listed(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "weights").write_bytes(OLD)
     assert not run.has("weights")
+    with pytest.raises(UserError, match=r"manifest\.json is missing, by which weights is checked; copy it along"):
+        run.read("weights")
+    run.write("another", OLD)
     with pytest.raises(UserError, match="there is no finished weights; is the run complete"):
         run.read("weights")
     run.write("weights", OLD)

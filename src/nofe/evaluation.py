@@ -1,4 +1,4 @@
-"""What a trained network knows: accuracy by class and by specialty, confusions inside and across specialties."""
+"""What a trained network knows: accuracy, by specialty too, confusions inside and across specialties."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -160,11 +160,3 @@ def by_specialty(predictions: Predictions, specialties: Specialties) -> list[Spe
             )
         )
     return figures
-
-
-def by_class(predictions: Predictions, classes: int) -> NDArray[np.float64]:
-    """Accuracy of each class; nan where the set has no image of it."""
-    right = predictions.classes[:, 0] == predictions.labels
-    counts = np.bincount(predictions.labels, minlength=classes)
-    with np.errstate(invalid="ignore"):
-        return np.bincount(predictions.labels, weights=right, minlength=classes) / counts

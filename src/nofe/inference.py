@@ -1,16 +1,20 @@
 """A finished run at work: on its test images, and on pictures."""
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nofe.data.folder import find_images, read_images
+from nofe.data.folder import find_images, read_readable_images
 from nofe.errors import UserError
-from nofe.evaluation import by_specialty, predictions_of
+from nofe.evaluation import Predictions, by_specialty, predictions_of
 from nofe.frozen import frozen
 from nofe.loading import open_finished
+from nofe.report.against import class_figures, pair_figures, shares_of_mistakes
+from nofe.specialties import Specialties, class_confusion
 from nofe.stages import crop_of_stage
 from nofe.training.runtime import Runtime
 
@@ -18,7 +22,7 @@ FILES_AT_ONCE = 64
 
 
 def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, crops: int = 1) -> dict[str, Any]:
-    """Top-1 and top-5 of every network that tells classes apart, and where the experts' mistakes go.
+    """Top-1 and top-5 of every network that tells classes apart, and where its mistakes go: by class and by pair.
 
     By one view of an image, or by ten.
     """
@@ -33,39 +37,69 @@ def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, cr
     predictions = predictions_of(networks, crop_of_stage(finished.config), test, runtime, crops)
     figures: dict[str, Any] = {"run": str(path), "images": len(test), "crops": crops}
     figures |= {stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()}
-    if "experts" in predictions:
-        by_expert = by_specialty(predictions["experts"], finished.specialties())
-        for kind in ("confused_inside", "confused_across"):
-            total = sum(getattr(figure, kind) * figure.images for figure in by_expert)
-            figures["experts"][kind] = total / len(test)
+    specialties = None if finished.config.until == "base" else finished.specialties()
+    if specialties is not None and "experts" in predictions:
+        by_expert = by_specialty(predictions["experts"], specialties)
         figures["specialties"] = [dataclasses.asdict(figure) for figure in by_expert]
-    return figures
+    return figures | _by_class_and_pair(figures, predictions, finished.class_names, specialties)
 
 
-def predict_files(path: Path, images: list[Path], top: int, runtime: Runtime) -> list[dict[str, Any]]:
-    """The `top` most probable classes of each picture, each with the expert that owns it."""
+def _by_class_and_pair(
+    figures: dict[str, Any],
+    predictions: Mapping[str, Predictions],
+    class_names: tuple[str, ...],
+    specialties: Specialties | None,
+) -> dict[str, Any]:
+    """What every network confuses; with specialties also inside and across them."""
+    confusions = {
+        stage: class_confusion(each.labels, each.classes[:, 0], len(class_names)) for stage, each in predictions.items()
+    }
+    found: dict[str, Any] = {}
+    if specialties is not None:
+        shares = {stage: shares_of_mistakes(each, specialties) for stage, each in confusions.items()}
+        found |= {stage: figures[stage] | shares[stage] for stage in shares}
+        found["pairs"] = [dataclasses.asdict(each) for each in pair_figures(confusions, specialties, class_names)]
+    found["classes"] = [dataclasses.asdict(each) for each in class_figures(confusions, specialties, class_names)]
+    return found
+
+
+def predict_files(path: Path, images: list[Path], top: int, runtime: Runtime) -> Iterator[dict[str, Any]]:
+    """The `top` most probable classes of each picture, each with the expert that owns it, as batches are done.
+
+    A file that cannot be read is answered with its `error`.
+    """
     finished = open_finished(path)
     runtime.use_precision(finished.config.precision)
     network = finished.network().to(runtime.device)
     network.fuse()
+    specialties = network.specialties
     files = find_images(images)
     ready = frozen(network, runtime, len(files), finished.crop)
     height = finished.mean.shape[-1]
-    answers = []
     for start in range(0, len(files), FILES_AT_ONCE):
         some = files[start : start + FILES_AT_ONCE]
-        pixels = torch.from_numpy(read_images(some, height)).to(runtime.device)  # (N, 3, H, W)
-        with torch.inference_mode():
-            logits = ready(finished.preprocess(pixels))  # (N, C)
-        best = logits.softmax(1).topk(min(top, logits.shape[1]))
-        for file, classes, probabilities in zip(some, best.indices.tolist(), best.values.tolist(), strict=True):
-            named = [
-                {
-                    "class": finished.class_names[c],
-                    "probability": probability,
-                    "expert": int(network.specialties.specialty_of_class[c]),
-                }
-                for c, probability in zip(classes, probabilities, strict=True)
-            ]
-            answers.append({"file": str(file), "top": named})
-    return answers
+        pixels, errors = read_readable_images(some, height)
+        readable = [index for index in range(len(some)) if index not in errors]
+        named = {}
+        if readable:
+            bytes_ = torch.from_numpy(pixels[readable]).to(runtime.device)  # (N, 3, H, W)
+            with torch.inference_mode():
+                logits = ready(finished.preprocess(bytes_))  # (N, C)
+            named = dict(zip(readable, _most_probable(logits, top, finished.class_names, specialties), strict=True))
+        for index, file in enumerate(some):
+            answer = {"error": errors[index]} if index in errors else {"top": named[index]}
+            yield {"file": str(file)} | answer
+
+
+def _most_probable(
+    logits: Tensor, top: int, class_names: tuple[str, ...], specialties: Specialties
+) -> list[list[dict[str, Any]]]:
+    """For each row of logits (N, C): the first classes with their probabilities and experts."""
+    best = logits.softmax(1).topk(min(top, logits.shape[1]))
+    return [
+        [
+            {"class": class_names[c], "probability": p, "expert": int(specialties.specialty_of_class[c])}
+            for c, p in zip(classes, probabilities, strict=True)
+        ]
+        for classes, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]

@@ -1,5 +1,6 @@
 """A finished run, ready to use: the network, its class names, and how its images are prepared."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from nofe import runs
 from nofe.architectures import Architecture, Classifier
 from nofe.config import RunConfig, architecture_of
 from nofe.data.batches import DeviceImages, centre_crop
+from nofe.data.photos import Photo, read_photos
 from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
@@ -49,7 +51,7 @@ class FinishedRun:
         network = plant_experts(self.architecture(), self.specialties())
         load_weights(network, self.run, runs.NETWORK)
         network.class_names = self.class_names
-        network.preprocess = self.preprocess
+        network.read, network.preprocess = self.read, self.preprocess
         return network.eval()
 
     def base(self, file: str = runs.BASE) -> Classifier | None:
@@ -70,8 +72,22 @@ class FinishedRun:
             networks["experts"] = experts
         return networks
 
+    def read(self, photos: Photo | Iterable[Photo]) -> Tensor:
+        """Files or Pillow images, one or several, to bytes (N, 3, H, W) for `preprocess`, as `nofe predict` has them.
+
+        An image that Pillow has opened is resized from all of its pixels; a large JPEG file is decoded at half its size
+        or less, if that is enough.
+        """
+        return torch.from_numpy(read_photos(photos, self.mean.shape[-1]))
+
     def preprocess(self, images: Tensor) -> Tensor:
         """Bytes (N, 3, H, W) to what the network reads (N, 3, h, w)."""
+        if tuple(images.shape[1:]) != self.mean.shape:
+            wanted = ", ".join(map(str, self.mean.shape))
+            raise UserError(
+                f"images of shape {tuple(images.shape)}: the run was trained on bytes of shape (N, {wanted}); "
+                "read photos with network.read, or resize the images"
+            )
         mean = torch.from_numpy(self.mean).to(images.device)
         return centre_crop(images.float() - mean, self.crop)
 
@@ -95,6 +111,7 @@ def open_finished(path: Path | str) -> FinishedRun:
 def load(path: Path | str) -> NetworkOfExperts:
     """The trained network of a run, in evaluation mode, on the CPU.
 
-    `network.class_names`, `network.specialties` and `network.preprocess` say what its outputs and inputs are.
+    `network.class_names` and `network.specialties` say what its outputs are; `network.read` gives photos as bytes, and
+    `network.preprocess` bytes as what it reads.
     """
     return open_finished(path).network()

@@ -27,7 +27,7 @@ from nofe.evaluation import predict
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
 from nofe.generalist import train_generalist
 from nofe.report.page import report_if_possible
-from nofe.report.text import sizes_in_words
+from nofe.report.text import images_in_words, sizes_in_words
 from nofe.reuse import adopt
 from nofe.run_images import images_of_run
 from nofe.specialties import (
@@ -43,7 +43,7 @@ from nofe.specialties import (
 )
 from nofe.stages import FILES_OF_STAGE, base_recipes
 from nofe.streams import stream
-from nofe.summary import sizes_before_training, summarise
+from nofe.summary import images_before_training, sizes_before_training, summarise
 from nofe.task import Task, prepare
 from nofe.training.progress import Progress, Silent, closing
 from nofe.training.recipe import Recipe
@@ -83,6 +83,7 @@ def train(
             for stage in ranks.first(lambda: adopt(run, config, donors)):
                 progress.say(f"{stage}: taken from another run")
             with experts_compiled_ahead(task) as ahead:
+                progress.say(images_in_words(images_before_training(task)))
                 progress.say(sizes_in_words(sizes_before_training(task)))
                 if ahead:
                     with spent.on("choosing kernels"):

@@ -66,6 +66,10 @@ class Run:
     def read(self, name: str) -> bytes:
         """The content of a finished file, checked against the manifest."""
         expected = self._manifest().get(name)
+        if self.file(name).exists() and not self.file(MANIFEST).exists():
+            raise UserError(
+                f"{self.path}: {MANIFEST} is missing, by which {name} is checked; copy it along with the other files"
+            )
         if expected is None or not self.file(name).exists():
             raise UserError(f"{self.path}: there is no finished {name}; is the run complete? go on with --resume")
         content = self.file(name).read_bytes()

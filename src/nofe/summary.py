@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from numpy.typing import NDArray
 from torch import nn
 
 from nofe import config as configuration
@@ -11,12 +12,29 @@ from nofe import runs
 from nofe.architectures import parameter_count
 from nofe.data import Dataset
 from nofe.data.groups import group_of_class
+from nofe.data.originals import usual_side
 from nofe.errors import RunError
-from nofe.evaluation import by_specialty, predictions_of
+from nofe.evaluation import Predictions, by_specialty, predictions_of
 from nofe.experts.size import sizes_of
+from nofe.report.record import stored_name
 from nofe.specialties import Specialties, chance_of_pairs_together, given_groups, pairs_together
 from nofe.stages import crop_of_stage
 from nofe.task import Task
+
+
+def images_before_training(task: Task) -> dict[str, Any]:
+    """What is learned from and judged by, and how large it was before it was made as small as the network reads."""
+    dataset = task.dataset
+    return {
+        "dataset": task.config.data.name,
+        "classes": dataset.classes,
+        "train": len(dataset.train),
+        "test": len(dataset.test),
+        "stored": dataset.image_size,
+        "read": task.config.experts.augmentation.crop,
+        "usual": usual_side(task.config.data.name),
+        "architecture": task.config.architecture,
+    }
 
 
 def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
@@ -29,7 +47,7 @@ def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
 
 
 def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Last-epoch figures of every network, and what the experts say of every test image."""
+    """Last-epoch figures of every network, and what those over classes say of every test image."""
     config = task.config
     lines = task.run.metrics()
     figures = {stage: last_epoch(task, lines, stage, network) for stage, network in networks.items()}
@@ -42,12 +60,20 @@ def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
         specialties = Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
         summary["groups"] = kept_together(task.dataset, specialties)
     if "experts" in networks:
-        by_experts = predictions["experts"]
-        stored = {field.name: getattr(by_experts, field.name) for field in dataclasses.fields(by_experts)}
-        task.run.write_arrays(runs.PREDICTIONS, **stored)
-        summary["specialties"] = [dataclasses.asdict(specialty) for specialty in by_specialty(by_experts, specialties)]
+        task.run.write_arrays(runs.PREDICTIONS, **stored_predictions(predictions))
+        by_expert = by_specialty(predictions["experts"], specialties)
+        summary["specialties"] = [dataclasses.asdict(specialty) for specialty in by_expert]
     task.run.write_json(runs.SUMMARY, summary)
     return summary
+
+
+def stored_predictions(predictions: Mapping[str, Predictions]) -> dict[str, NDArray[Any]]:
+    """What every network says of every test image, and once what it shows."""
+    stored: dict[str, NDArray[Any]] = {"labels": predictions["experts"].labels}
+    for stage, each in predictions.items():
+        stored[stored_name(stage, "classes")] = each.classes
+        stored[stored_name(stage, "probabilities")] = each.probabilities
+    return stored
 
 
 def last_epoch(task: Task, lines: list[dict[str, Any]], stage: str, network: nn.Module) -> dict[str, Any]:

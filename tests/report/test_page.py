@@ -23,6 +23,7 @@ from nofe.recipes import default_run
 from nofe.report import figures, page
 from nofe.report.page import report_if_possible, write_report
 from nofe.report.record import Record, read_record
+from nofe.report.text import specialties_in_words
 from nofe.report.words import beyond_the_paper, with_another_seed
 from nofe.runs import Run
 from nofe.training.runtime import make_runtime
@@ -197,11 +198,74 @@ def test_figures_are_files_and_on_the_page(run: Run) -> None:
     assert all(page_of(run).attributes("alt"))
 
 
+def test_against_the_base_by_an_independent_count(run: Run) -> None:
+    stored = run.read_arrays(runs.PREDICTIONS)
+    labels, base, experts = stored["labels"], stored["base_classes"][:, 0], stored["classes"][:, 0]
+    networks = run.read_json(runs.SUMMARY)["networks"]
+    assert (base == labels).mean() == pytest.approx(networks["base"]["accuracy"])
+    assert (stored["base_paper_classes"][:, 0] == labels).mean() == pytest.approx(networks["base-paper"]["accuracy"])
+    of = np.empty(8, dtype=int)
+    for each in run.read_json(runs.SPECIALTIES)["specialties"]:
+        of[each["class_ids"]] = each["index"]
+    shown = page_of(run)
+    assert "Against the base" in shown.text
+    mistakes, classes, pairs = shown.tables[3:]
+    for row, first in zip(mistakes[1:], (base, experts), strict=True):
+        inside = ((of[labels] == of[first]) & (labels != first)).mean()
+        across = (of[labels] != of[first]).mean()
+        assert row[1:] == [f"{(first == labels).mean():.2%}", f"{inside:.2%}", f"{across:.2%}"]
+    points = [100 * ((experts == labels)[labels == c].mean() - (base == labels)[labels == c].mean()) for c in range(8)]
+    changed_points = [float(row[-1]) for row in classes[1:]]
+    assert changed_points == sorted((round(p, 2) for p in points if p), reverse=True)  # 8 classes: all are named
+    for name, _, _, of_base, of_experts, change in classes[1:]:
+        own = labels == int(name.removeprefix("class-"))
+        assert (of_base, of_experts) == (
+            f"{(base == labels)[own].mean():.2%}",
+            f"{(experts == labels)[own].mean():.2%}",
+        )
+        assert change == f"{points[int(name.removeprefix('class-'))]:+.2f}"
+    for first, second, by_base, by_experts, place in pairs[1:]:
+        a, b = (int(name.removeprefix("class-")) for name in (first, second))
+        counts = [
+            int((((labels == a) & (taken == b)) | ((labels == b) & (taken == a))).sum()) for taken in (base, experts)
+        ]
+        assert (by_base, by_experts) == (f"{counts[0]} of 20", f"{counts[1]}")
+        assert place.startswith("inside" if of[a] == of[b] else "across")
+    by_base = [int(row[2].split()[0]) for row in pairs[1:]]
+    assert by_base == sorted(by_base, reverse=True)
+    assert 0 < len(by_base) <= 10
+
+
+def test_a_run_that_did_not_keep_what_its_base_predicts(run: Run, tmp_path: Path) -> None:
+    """As those of before it was kept."""
+    copy = changed(run, tmp_path / "copy", runs.CONFIG, lambda config: None)
+    arrays = copy.read_arrays(runs.PREDICTIONS)
+    copy.write_arrays(runs.PREDICTIONS, **{name: arrays[name] for name in ("labels", "classes", "probabilities")})
+    write_report(copy)
+    shown = page_of(copy)
+    assert len(shown.tables) == 3
+    assert f"did not keep what its base predicts; the figures are those of:\nnofe evaluate {copy.path}" in shown.text
+
+
+def test_names_with_commas_are_quoted_in_lists(run: Run, tmp_path: Path) -> None:
+    def change(described: Any) -> None:
+        for each in described["specialties"]:
+            each["class_names"] = [f"{name}, blue" if name == "class-3" else name for name in each["class_names"]]
+
+    copy = changed(run, tmp_path / "copy", runs.SPECIALTIES, change)
+    shown = rendered(read_record(copy))
+    assert any('"class-3, blue"' in card for card in shown.cards)
+    assert "class-3, blue" in shown.names  # in tables as it is
+    assert '"class-3, blue"' in specialties_in_words(copy.path)
+    assert '"class-4"' not in specialties_in_words(copy.path)
+
+
 def test_without_a_base(odd: Run) -> None:
     shown = page_of(odd)
     assert [row[0] for row in shown.tables[0][1:]] == ["generalist, over 2 specialties", "network of experts"]
     assert "no gain to report" in shown.text
     assert "points" not in shown.text
+    assert "Against the base" not in shown.text
 
 
 def test_ragged_specialties(odd: Run) -> None:

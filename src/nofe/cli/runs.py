@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated
 
 import typer
@@ -38,14 +39,31 @@ def predict(
     trust_code: TrustCode = False,
 ) -> None:
     """Name what is in a picture, how probable it is, and which expert spoke."""
+    from nofe.data.decode import FORMAT_LIST
+    from nofe.errors import UserError
     from nofe.inference import predict_files
-    from nofe.report.text import predictions_in_words
+    from nofe.report.text import prediction_in_words
     from nofe.training.runtime import make_runtime
 
     if trust_code:
         _trust_code_of(run)
-    answers = predict_files(run, images, top, make_runtime(device))
-    print(json.dumps(answers, indent=2) if as_json else predictions_in_words(answers))
+    files, unreadable = 0, []
+    for answer in predict_files(run, images, top, make_runtime(device)):  # shown one by one: there may be many
+        if as_json:
+            print(",\n" if files else "[\n", indent(json.dumps(answer, indent=2), "  "), sep="", end="", flush=True)
+        else:
+            print("\n" if files else "", prediction_in_words(answer), sep="", flush=True)
+        files += 1
+        if "error" in answer:
+            unreadable.append(answer)
+    if as_json:
+        print("\n]")
+    if unreadable:
+        first = f"{unreadable[0]['file']}, {unreadable[0]['error']}"
+        raise UserError(
+            f"{len(unreadable):,} of {files:,} files cannot be read as images (first: {first}); "
+            f"repair them, or give {FORMAT_LIST} files"
+        )
 
 
 def specialties(run: RunFolder, as_json: AsJson = False) -> None:

@@ -69,9 +69,8 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_images(paths: Sequence[Path], image_size: int) -> NDArray[np.uint8]:
-    """Photos to predict, decoded as those of a data set are: (N, 3, H, W)."""
-    _check_image_size(image_size)
-    images, reasons = _decode_all(len(paths), lambda i: Stored(str(paths[i])), image_size)
+    """Photos to predict, decoded as those of a data set are: (N, 3, H, W). All of them, or none."""
+    images, reasons = read_readable_images(paths, image_size)
     if reasons:
         first = min(reasons)
         others = f"; so are {len(reasons) - 1} more" if len(reasons) > 1 else ""
@@ -79,6 +78,12 @@ def read_images(paths: Sequence[Path], image_size: int) -> NDArray[np.uint8]:
             f"{paths[first]}: cannot be read as an image ({reasons[first]}){others}; give {FORMAT_LIST} files"
         )
     return images
+
+
+def read_readable_images(paths: Sequence[Path], image_size: int) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """The same, and by index why some cannot be read; those stay zero."""
+    _check_image_size(image_size)
+    return _decode_all(len(paths), lambda i: Stored(str(paths[i])), image_size)
 
 
 def _check_image_size(image_size: int) -> None:

@@ -25,6 +25,7 @@ from nofe.experiments.tables import (
     Table,
     row_of,
 )
+from nofe.report.text import listed
 
 Result = Mapping[str, Any]
 CIFAR_IMAGES = 50_000  # to train on
@@ -217,7 +218,7 @@ def specialties_section(index: Index) -> str:
             f"by chance {chance:.2f}.",
             "",
             *(
-                f"- expert {each['index']}: {', '.join(each['class_names'])}"
+                f"- expert {each['index']}: {listed(each['class_names'])}"
                 for each in first["specialties"]["specialties"]
             ),
         ]

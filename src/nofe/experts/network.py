@@ -25,6 +25,7 @@ class NetworkOfExperts(WithTrunk):
     """Images (N, 3, H, W) to logits (N, C) in class order; nothing outside knows about slots."""
 
     class_names: tuple[str, ...] = ()  # where the network comes from a run
+    read: Callable[[Any], Tensor] | None = None  # photos to bytes; likewise
     preprocess: Callable[[Tensor], Tensor] | None = None  # bytes to what forward reads; likewise
 
     def __init__(self, trunk: nn.Module, experts: list[nn.Module], specialties: Specialties) -> None:

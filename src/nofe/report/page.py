@@ -1,20 +1,33 @@
 """A run as one page that stands alone: no script, no network, figures inside.
 
-Text from the run, class names above all, can hold anything. It becomes `Html` through `text` alone, and the page's
-own policy lets nothing run or be fetched.
+Text from the run, class names above all, can hold anything. It becomes `Html` through `html.text` alone, and the
+page's own policy lets nothing run or be fetched.
 """
 
 import base64
+import dataclasses
 import logging
-from collections.abc import Container, Iterable, Sequence
-from html import escape
+import shlex
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from string import Template
-from typing import NewType
+
+from scipy.sparse import csr_array
 
 from nofe import runs
 from nofe.report import words
+from nofe.report.against import PAIRS as PAIRS_OF_BASE
+from nofe.report.against import (
+    base_of,
+    class_figures,
+    difference_in_words,
+    gain,
+    most_changed,
+    pair_figures,
+    shares_of_mistakes,
+)
 from nofe.report.figures import Picture, draw_pictures
+from nofe.report.html import Html, described, isolated, lines, table, text
 from nofe.report.record import (
     ConfusedPair,
     Record,
@@ -23,13 +36,12 @@ from nofe.report.record import (
     pairs_of_specialty,
     read_record,
 )
-from nofe.report.text import network_name
+from nofe.report.text import network_name, place_in_words, quoted
 from nofe.runs import Run
 from nofe.specialties import chance_of_pairs_together
 
 PAIRS = 20  # listed overall
 
-Html = NewType("Html", str)
 log = logging.getLogger("nofe")
 
 
@@ -69,6 +81,7 @@ def page(record: Record, pictures: Sequence[Picture]) -> Html:
             specialties=lines(specialty(record, pairs, k) for k in range(record.specialties.count)),
             confusion=lines(figure(picture) for picture in pictures if picture.name == "confusion"),
             pairs=most_confused(record, pairs),
+            against=against_the_base(record),
             environment=environment(record),
             commands=commands(record),
         )
@@ -125,7 +138,7 @@ def confusions(record: Record) -> str:
 
 def specialty(record: Record, pairs: list[ConfusedPair], k: int) -> Html:
     figures = record.by_specialty[k]
-    names = Html(", ".join(class_name(record, c) for c in record.specialties.members(k).tolist()))
+    names = Html(", ".join(in_list(record, c) for c in record.specialties.members(k).tolist()))
     numbers = described(
         [
             ("classes", f"{figures['classes']}"),
@@ -146,7 +159,7 @@ def specialty(record: Record, pairs: list[ConfusedPair], k: int) -> Html:
 def pair_in_words(record: Record, pair: ConfusedPair | None) -> Html:
     if pair is None:
         return Html("none")
-    first, second = class_name(record, pair.first), class_name(record, pair.second)
+    first, second = in_list(record, pair.first), in_list(record, pair.second)
     return Html(f"{first} and {second} ({pair.confused} of {pair.images} images)")
 
 
@@ -156,7 +169,7 @@ def most_confused(record: Record, pairs: list[ConfusedPair]) -> Html:
     of = record.specialties.specialty_of_class
     rows = []
     for rank, pair in enumerate(pairs[:PAIRS], start=1):
-        first, second = of[pair.first], of[pair.second]
+        place = place_in_words((of[pair.first], of[pair.second]))
         rows.append(
             (
                 text(f"{rank}"),
@@ -165,13 +178,84 @@ def most_confused(record: Record, pairs: list[ConfusedPair]) -> Html:
                 text(f"{pair.confused} of {pair.images}"),
                 text(f"{pair.first_as_second}"),
                 text(f"{pair.second_as_first}"),
-                text(f"inside {first}" if pair.inside else f"across {first} and {second}"),
+                text(place),
             )
         )
     head = ("", "class A", "class B", "images confused", "A taken for B", "B taken for A", "experts")
     shown = pairs[:PAIRS]
     said = f"{len(shown)} pairs, {sum(pair.inside for pair in shown)} of them inside a specialty."
     return Html(f"<p>{text(said)}</p>\n{table(head, rows, numbers=(0, 3, 4, 5))}")
+
+
+def against_the_base(record: Record) -> Html:
+    """The section that says why the experts are better than the base, or worse; none for a run without a base."""
+    base = base_of(record.networks)
+    if base is None:
+        return Html("")
+    title = "<section>\n<h2>Against the base</h2>\n"
+    if base not in record.base_confusions:
+        said = "This run did not keep what its base predicts; the figures are those of:"
+        command = f"nofe evaluate {shlex.quote(str(record.path))}"
+        return Html(f"{title}<p>{text(said)}</p>\n<pre>{text(command)}</pre>\n</section>")
+    confusions = {base: record.base_confusions[base], "experts": record.confusion}
+    shares = {stage: shares_of_mistakes(each, record.specialties) for stage, each in confusions.items()}
+    said = difference_in_words(shares[base], shares["experts"], record.test_images)
+    parts = [Html(f"<p>{text(said)}</p>"), mistakes(record, shares), changed_classes(record, confusions, base)]
+    return Html(f"{title}{lines(parts)}\n{pairs_of_the_base(record, confusions, base)}\n</section>")
+
+
+def mistakes(record: Record, shares: Mapping[str, Mapping[str, float]]) -> Html:
+    rows = [
+        (
+            text(network_name(stage, record.specialties.count)),
+            text(f"{record.networks[stage]['accuracy']:.2%}"),
+            text(f"{each['confused_inside']:.2%}"),
+            text(f"{each['confused_across']:.2%}"),
+        )
+        for stage, each in shares.items()
+    ]
+    head = ("network", "accuracy", "confused inside", "confused across")
+    return table(head, rows, numbers=range(1, 4), emphasised=len(rows) - 1)
+
+
+def changed_classes(record: Record, confusions: Mapping[str, csr_array], base: str) -> Html:
+    figures = class_figures(confusions, record.specialties, record.class_names)
+    gained, lost = most_changed([dataclasses.asdict(each) for each in figures], base)
+    if not (gained or lost):
+        return Html("<p>Every class is recognised as often by both.</p>")
+    rows = [
+        (
+            isolated(each["name"]),
+            text(f"{each['specialty']}"),
+            text(f"{each['images']:,}"),
+            text(f"{each['accuracy'][base]:.2%}"),
+            text(f"{each['accuracy']['experts']:.2%}"),
+            text(f"{100 * gain(each, base):+.2f}"),
+        )
+        for each in (*gained, *reversed(lost))
+    ]
+    head = ("class", "expert", "test images", "base", "experts", "points")
+    said = "Of all classes, those that gained and lost most:"
+    return Html(f"<p>{text(said)}</p>\n{table(head, rows, numbers=range(1, 6))}")
+
+
+def pairs_of_the_base(record: Record, confusions: Mapping[str, csr_array], base: str) -> Html:
+    """Which of the base's confusions the experts resolve."""
+    rows = [
+        (
+            isolated(pair.names[0]),
+            isolated(pair.names[1]),
+            text(f"{pair.confused[base]} of {pair.images}"),
+            text(f"{pair.confused['experts']}"),
+            text(place_in_words(pair.specialties)),
+        )
+        for pair in pair_figures(confusions, record.specialties, record.class_names, PAIRS_OF_BASE)
+    ]
+    if not rows:
+        return Html("<p>The base takes no test image for another class.</p>")
+    head = ("class A", "class B", "base confuses", "experts confuse", "experts")
+    said = "The pairs that the base confuses most, beside what the experts confuse of them:"
+    return Html(f"<p>{text(said)}</p>\n{table(head, rows, numbers=(2, 3))}")
 
 
 def environment(record: Record) -> Html:
@@ -197,34 +281,11 @@ def commands(record: Record) -> Html:
     return lines(map(Html, blocks))
 
 
-def text(value: str) -> Html:
-    """Any text, so that it shows as it is and nothing in it is markup."""
-    return Html(escape(value))
-
-
 def class_name(record: Record, c: int) -> Html:
-    """Isolated, so that a name that is written from right to left turns nothing around it."""
-    return Html(f"<bdi>{text(record.class_names[c])}</bdi>")
+    return isolated(record.class_names[c])
 
 
-def described(items: Iterable[tuple[str, str]]) -> Html:
-    return Html("<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(words)}</dd>" for name, words in items) + "</dl>")
-
-
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[Html]], numbers: Container[int] = (), emphasised: int | None = None
-) -> Html:
-    """The columns in `numbers` stand to the right; the first names its row."""
-    side = ["number" if column in numbers else "words" for column in range(len(head))]
-    titles = "".join(f'<th scope="col" class="{side[i]}">{text(title)}</th>' for i, title in enumerate(head))
-    body = []
-    for number, (first, *rest) in enumerate(rows):
-        cells = "".join(f'<td class="{side[i]}">{cell}</td>' for i, cell in enumerate(rest, start=1))
-        kind = "main" if number == emphasised else "other"
-        body.append(Html(f'<tr class="{kind}"><th scope="row" class="{side[0]}">{first}</th>{cells}</tr>'))
-    inner = f"<thead><tr>{titles}</tr></thead>\n<tbody>{lines(body)}</tbody>"
-    return Html(f'<div class="wide" tabindex="0"><table>{inner}</table></div>')
-
-
-def lines(parts: Iterable[Html]) -> Html:
-    return Html("\n".join(parts))
+def in_list(record: Record, c: int) -> Html:
+    """Quoted where it has a comma."""
+    mark = text('"') if quoted(record.class_names[c]) != record.class_names[c] else ""
+    return Html(f"{mark}{class_name(record, c)}{mark}")

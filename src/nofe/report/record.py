@@ -1,6 +1,6 @@
 """What a run left in its folder, read once for the page and its figures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Record:
     epochs: dict[str, list[dict[str, Any]]]  # by network, in order
     updates: list[dict[str, Any]]  # of the specialties; none for a rule that fixes them beforehand
     confusion: csr_array  # (C, C) test images of class i that the experts take for class j; most cells are empty
+    base_confusions: dict[str, csr_array] = field(default_factory=dict)  # of the bases; older runs did not keep them
 
     @property
     def test_images(self) -> int:
@@ -52,7 +53,11 @@ def read_record(run: Run) -> Record:
     specialties = Specialties.from_json(described, str(run.file(runs.SPECIALTIES)))
     names = {c: name for each in described["specialties"] for c, name in zip(*_ids_and_names(each), strict=True)}
     predictions = run.read_arrays(runs.PREDICTIONS)
-    confusion = class_confusion(predictions["labels"], predictions["classes"][:, 0], specialties.classes)
+    confusions = {
+        stage: class_confusion(predictions["labels"], predictions[name][:, 0], specialties.classes)
+        for stage in summary["networks"]
+        if (name := stored_name(stage, "classes")) in predictions
+    }
     lines = run.metrics()
     return Record(
         path=run.path,
@@ -67,8 +72,14 @@ def read_record(run: Run) -> Record:
             for stage in summary["networks"]
         },
         updates=[line for line in lines if "update" in line],
-        confusion=confusion,
+        confusion=confusions.pop("experts"),
+        base_confusions=confusions,
     )
+
+
+def stored_name(stage: str, field: str) -> str:
+    """In predictions.npz: the fields of the experts have their own names, those of a base its name before them."""
+    return field if stage == "experts" else f"{stage.replace('-', '_')}_{field}"
 
 
 def _ids_and_names(specialty: dict[str, Any]) -> tuple[list[int], list[str]]:

@@ -1,11 +1,15 @@
 """A run in plain text: what the commands print."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nofe import runs
+from nofe.report.against import BASES, PAIRS, base_of, difference_in_words, gain, most_changed
 from nofe.runs import Run
+
+SMALL = 64  # pixels a side that are made for small images: a photo loses more than in 224
+MUCH_LARGER = 2  # times
 
 
 def comparison(summary: dict[str, Any]) -> str:
@@ -29,6 +33,23 @@ def comparison(summary: dict[str, Any]) -> str:
     return text
 
 
+def images_in_words(images: dict[str, Any]) -> str:
+    """What is about to be trained on, with a hint where the network sees little of it."""
+    stored, read, usual = images["stored"], images["read"], images["usual"]
+    said = (
+        f"{images['dataset']}: {images['classes']:,} classes, {images['train']:,} training and {images['test']:,} "
+        f"test images of {stored} x {stored} pixels"
+    )
+    if read != stored:
+        said += f", read as crops of {read} x {read}"
+    if read <= SMALL and usual is not None and usual >= MUCH_LARGER * stored:
+        said += (
+            f"\nThe files are of about {usual:,} pixels a side, and {images['architecture']} reads {read}; details may "
+            "be lost. --architecture timm:resnet18 --pretrained reads 224 (docs/guide.md, Any network)"
+        )
+    return said
+
+
 def sizes_in_words(sizes: dict[str, dict[str, int]]) -> str:
     """What is about to be trained."""
     rows = [
@@ -50,17 +71,26 @@ def network_name(stage: str, specialties: int) -> str:
 
 def specialties_in_words(run: Path) -> str:
     described = Run(run).read_json(runs.SPECIALTIES)
-    lines = [f"expert {each['index']:>2}: {', '.join(each['class_names'])}" for each in described["specialties"]]
+    lines = [f"expert {each['index']:>2}: {listed(each['class_names'])}" for each in described["specialties"]]
     return "\n".join(lines)
 
 
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(map(quoted, names))
+
+
+def quoted(name: str) -> str:
+    """In a list a class "jay, blue" would be two."""
+    return f'"{name}"' if "," in name else name
+
+
 def evaluation_in_words(figures: dict[str, Any]) -> str:
-    rows = [
-        (name, f"{figures[name]['top_1']:.2%}", f"{figures[name]['top_5']:.2%}")
-        for name in ("base", "base-paper", "experts")
-        if name in figures
-    ]
-    text = f"{figures['run']}: {figures['images']:,} test images\n\n{table(('network', 'top-1', 'top-5'), rows)}"
+    kinds = ("top_1", "top_5", "confused_inside", "confused_across")
+    stages = [stage for stage in (*BASES, "experts") if stage in figures]
+    known = [kind for kind in kinds if all(kind in figures[stage] for stage in stages)]  # a base has no specialties
+    rows = [(stage, *(f"{figures[stage][kind]:.2%}" for kind in known)) for stage in stages]
+    head = ("network", *(kind.replace("top_", "top-").replace("_", " ") for kind in known))
+    text = f"{figures['run']}: {figures['images']:,} test images\n\n{table(head, rows)}"
     if "experts" not in figures:
         return text
     by_specialty = [
@@ -75,20 +105,54 @@ def evaluation_in_words(figures: dict[str, Any]) -> str:
         for each in figures["specialties"]
     ]
     head = ("expert", "classes", "images", "accuracy", "confused inside", "confused across")
-    experts = figures["experts"]
-    summary = (
-        f"Of all images {experts['confused_inside']:.2%} are taken for another class of their specialty, "
-        f"{experts['confused_across']:.2%} for a class of another one."
-    )
-    return f"{text}\n\n{table(head, by_specialty)}\n\n{summary}"
+    text = f"{text}\n\n{table(head, by_specialty)}"
+    base = base_of(figures)
+    return text if base is None else f"{text}\n\n{_against_the_base(figures, base)}"
 
 
-def predictions_in_words(answers: Sequence[dict[str, Any]]) -> str:
-    blocks = []
-    for answer in answers:
-        rows = [(each["class"], f"{each['probability']:.2%}", f"{each['expert']}") for each in answer["top"]]
-        blocks.append(f"{answer['file']}\n{table(('class', 'probability', 'expert'), rows)}")
+def _against_the_base(figures: dict[str, Any], base: str) -> str:
+    blocks = [difference_in_words(figures[base], figures["experts"], figures["images"])]
+    gained, lost = most_changed(figures["classes"], base)
+    for title, classes in (("gained most", gained), ("lost most", lost)):
+        rows = [
+            (
+                each["name"],
+                f"{each['specialty']}",
+                f"{each['images']:,}",
+                f"{each['accuracy'][base]:.2%}",
+                f"{each['accuracy']['experts']:.2%}",
+                f"{100 * gain(each, base):+.2f}",
+            )
+            for each in classes
+        ]
+        if rows:
+            blocks.append(table((f"class that {title}", "expert", "images", base, "experts", "points"), rows))
+    pairs = [
+        (
+            " and ".join(map(quoted, each["names"])),
+            f"{each['images']:,}",
+            f"{each['confused'][base]:,}",
+            f"{each['confused']['experts']:,}",
+            place_in_words(each["specialties"]),
+        )
+        for each in figures["pairs"][:PAIRS]
+    ]
+    if pairs:
+        blocks.append(table(("pair that the base confuses most", "images", base, "experts", "specialties"), pairs))
     return "\n\n".join(blocks)
+
+
+def place_in_words(experts: Sequence[int]) -> str:
+    """Of a pair of classes, by the experts that own them."""
+    first, second = experts
+    return f"inside {first}" if first == second else f"across {first} and {second}"
+
+
+def prediction_in_words(answer: dict[str, Any]) -> str:
+    if "error" in answer:
+        return f"{answer['file']}\ncannot be read: {answer['error']}"
+    rows = [(each["class"], f"{each['probability']:.2%}", f"{each['expert']}") for each in answer["top"]]
+    return f"{answer['file']}\n{table(('class', 'probability', 'expert'), rows)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

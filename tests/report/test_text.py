@@ -1,0 +1,40 @@
+"""What a run says of its images before it trains."""
+
+from typing import Any
+
+import pytest
+
+from nofe.report.text import images_in_words, listed
+
+PHOTOS: dict[str, Any] = {
+    "dataset": "folder:birds",
+    "classes": 6,
+    "train": 1078,
+    "test": 30,
+    "stored": 32,
+    "read": 32,
+    "usual": 375,
+    "architecture": "small",
+}
+LINE = "folder:birds: 6 classes, 1,078 training and 30 test images of 32 x 32 pixels"
+
+
+def test_images_in_one_line_with_a_hint_where_details_are_lost() -> None:
+    line, hint = images_in_words(PHOTOS).splitlines()
+    assert line == LINE
+    assert "about 375 pixels a side, and small reads 32" in hint
+    assert "--architecture timm:resnet18 --pretrained" in hint
+
+
+@pytest.mark.parametrize("change", [{"usual": None}, {"usual": 40}])
+def test_no_hint_without_reason(change: dict[str, Any]) -> None:
+    assert images_in_words(PHOTOS | change) == LINE
+
+
+def test_a_network_that_reads_crops() -> None:
+    said = images_in_words(PHOTOS | {"stored": 256, "read": 224, "usual": 4000})
+    assert said.endswith("test images of 256 x 256 pixels, read as crops of 224 x 224")
+
+
+def test_a_comma_in_a_name_is_no_separator() -> None:
+    assert listed(["crow", "jay, blue"]) == 'crow, "jay, blue"'
