@@ -16,12 +16,12 @@ import safetensors.numpy
 from conftest import small_dataset, small_run
 from nofe import runs
 from nofe.config import with_settings
-from nofe.errors import UserError
+from nofe.errors import Interrupted, UserError
 from nofe.pipeline import train
 from nofe.recipes import default_run
 from nofe.runs import Run
 from nofe.training.progress import Progress
-from nofe.training.runtime import Interrupted, Runtime, make_runtime
+from nofe.training.runtime import Runtime, make_runtime
 
 FINAL = (runs.BASE, runs.GENERALIST, runs.NETWORK, runs.SPECIALTIES)
 KILLS = 20

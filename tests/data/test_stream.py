@@ -22,10 +22,10 @@ from nofe.data.stored import StoredImages, leave_out, look_through, open_dataset
 from nofe.data.stream import StreamedBatches, StreamedImages, batches_over, on_device
 from nofe.data.survey import survey
 from nofe.data.workers import Workers
-from nofe.errors import RunError, UserError
+from nofe.errors import Interrupted, RunError, UserError
 from nofe.loading import open_finished
 from nofe.pipeline import train
-from nofe.training.runtime import Interrupted, make_runtime
+from nofe.training.runtime import make_runtime
 
 CPU = torch.device("cpu")
 SIZE = 12

@@ -21,7 +21,7 @@ from nofe.architectures import Architecture, Classifier, architecture_named, par
 from nofe.architectures.caffe import convolution, max_pool, multipliers_of, xavier
 from nofe.architectures.nin import NIN_C100
 from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
-from nofe.errors import UserError
+from nofe.errors import Interrupted, UserError
 from nofe.evaluation import accuracy, mean_probabilities
 from nofe.experiments import hdcnn
 from nofe.experiments.hdcnn import HDCNNConfig, assemble, open_hdcnn, train_hdcnn
@@ -39,7 +39,7 @@ from nofe.experiments.hdcnn_network import (
 from nofe.runs import Run
 from nofe.specialties import Specialties, random_balanced, spectral
 from nofe.training.recipe import Recipe
-from nofe.training.runtime import Interrupted, Runtime
+from nofe.training.runtime import Runtime
 
 CPU = torch.device("cpu")
 RUNTIME = Runtime(CPU)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from nofe.errors import Interrupted
 from nofe.runs import Run
 from nofe.training import journal as module
 from nofe.training.checkpoint import Checkpoint
@@ -14,7 +15,7 @@ from nofe.training.loop import TrainState
 from nofe.training.optimizer import caffe_sgd
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
-from nofe.training.runtime import Interrupted, Runtime
+from nofe.training.runtime import Runtime
 
 RECIPE = Recipe(epochs=4, batch=10, rate=0.1, weight_decay=0.0, drops=(0.5,))
 RUNTIME = Runtime(torch.device("cpu"), checkpoint_seconds=0)

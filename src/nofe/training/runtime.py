@@ -22,7 +22,6 @@ import torch
 
 from nofe.data.folder import physical_memory
 from nofe.data.workers import cores
-from nofe.errors import Interrupted as Interrupted
 from nofe.errors import UserError
 from nofe.signals import on_signals_to_end
 from nofe.training.names import DEVICES, KERNELS, PRECISIONS
