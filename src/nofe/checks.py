@@ -7,13 +7,14 @@ import torch
 
 from nofe import config as configuration
 from nofe import runs
-from nofe.architectures.pretrained import read_weights
+from nofe.architectures.pretrained import read_weights, require_fitting_weights
 from nofe.config import RunConfig, architecture_of
 from nofe.data import Dataset
 from nofe.data.groups import group_of_class
 from nofe.errors import UserError
 from nofe.runs import Run
 from nofe.specialties import wordnet_specialties
+from nofe.stages import recipe_of_stage
 from nofe.training.ranks import Ranks
 from nofe.training.recipe import Recipe
 
@@ -21,8 +22,10 @@ from nofe.training.recipe import Recipe
 def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
     """That every stage can be trained on these images as the configuration says."""
     _require_fitting_crops(config, dataset)
-    if config.adapt.weights:
-        read_weights(config.adapt.weights, config.architecture)  # misspelt?
+    _require_batches_to_normalise(config, dataset)
+    if weights := config.adapt.weights:
+        state = read_weights(weights, config.architecture)
+        require_fitting_weights(state, architecture_of(config, dataset.classes), weights)
     elif config.adapt.frozen_trunk and not run.has(runs.CONFIG):  # runs of before this was asked go on
         raise UserError(
             "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights with --pretrained "
@@ -62,6 +65,28 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
             raise UserError(
                 f"{name}.augmentation.crop={crop}: {architecture.name} cannot read images of this size; "
                 f"leave it at {architecture.input_size}"
+            ) from error
+
+
+def _require_batches_to_normalise(config: RunConfig, dataset: Dataset) -> None:
+    """Of a single image and a single pixel batch norm has nothing to take a deviation of."""
+    for stage, recipe in recipe_of_stage(config).items():
+        if recipe.batch > 1:
+            continue
+        architecture, crop = architecture_of(config, dataset.classes), recipe.augmentation.crop
+        try:
+            with torch.device("meta"), torch.no_grad():
+                classifier, trunk = architecture.classifier(2), architecture.trunk_of_experts()
+                if config.adapt.frozen_trunk:
+                    classifier.freeze_trunk()
+                classifier.train()(torch.zeros(1, 3, crop, crop))
+                trunk.train(not config.adapt.frozen_trunk)
+                architecture.branch(1).train()(trunk(torch.zeros(1, 3, crop, crop)))
+        except ValueError as error:  # so torch.nn.functional.batch_norm
+            field = {"base": "experts", "base-paper": "base.paper"}.get(stage, stage)
+            raise UserError(
+                f"{field}.batch=1: {architecture.name} normalises a map of one pixel over the images of a batch; "
+                f"use 2 or more, or larger images"
             ) from error
 
 
