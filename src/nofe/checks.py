@@ -94,21 +94,28 @@ def _require_batches_to_normalise(config: RunConfig, dataset: Dataset) -> None:
 
 def require_same_config(config: RunConfig, run: Run) -> None:
     """As the run was started with."""
-    # Read and written again, so that a field that is newer than the run has its default.
-    begun = configuration.from_json(run.read_config())
-    earlier = json.loads(json.dumps(configuration.to_json(begun)))
-    now = json.loads(json.dumps(configuration.to_json(_with_data_where_it_was(config, begun))))  # tuples become lists
-    differing = _differences(earlier, now)
-    if differing:
+    if differing := differences_from_run(config, run):
         raise UserError(
             f"{run.path}: was started with another configuration ({'; '.join(differing[:3])}); "
             "resume it with its own, or name another folder with --out"
         )
 
 
-def _with_data_where_it_was(config: RunConfig, begun: RunConfig) -> RunConfig:
-    """Data may be moved: that it is the same data is seen by its images."""
-    now, then = config.data, begun.data
+def require_same_config_but_place(config: RunConfig, run: Run) -> None:
+    """As the run was started with, but that its data may lie elsewhere: that it is the same its images tell."""
+    require_same_config(_with_data_where_it_was(config, run), run)
+
+
+def differences_from_run(config: RunConfig, run: Run) -> list[str]:
+    """Each field with what it was when the run was started and what it is."""
+    # Read and written again, so that a field that is newer than the run has its default.
+    earlier = json.loads(json.dumps(configuration.to_json(configuration.from_json(run.read_config()))))
+    now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
+    return _differences(earlier, now)
+
+
+def _with_data_where_it_was(config: RunConfig, run: Run) -> RunConfig:
+    now, then = config.data, configuration.from_json(run.read_config()).data
     same_kind = is_listed(then.name) and then.name.partition(":")[0] == now.name.partition(":")[0]
     both_folders = fraction_of(then.test) is None and fraction_of(now.test) is None
     name, test = then.name if same_kind else now.name, then.test if both_folders else now.test

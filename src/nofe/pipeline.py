@@ -9,6 +9,7 @@ Every arrow is one value here and one file in the run folder; a stage whose file
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from nofe import runs
 from nofe.architectures import Classifier
 from nofe.architectures.pretrained import read_weights, start_from
-from nofe.checks import is_data_elsewhere, require_same_config, require_same_images
+from nofe.checks import is_data_elsewhere, require_same_config_but_place, require_same_images
 from nofe.classifier import train_classifier
 from nofe.compiling import choose_kernels, experts_compiled_ahead, is_generalist_compiled
 from nofe.config import RunConfig, SpecialtiesConfig
@@ -71,7 +72,8 @@ def train(
     runtime.use_precision(config.precision)
     ranks = runtime.ranks
     progress = progress if progress and ranks.rank == 0 else Silent()
-    with open_shared_run(out, resume=resume, check=lambda run: require_same_config(config, run), ranks=ranks) as run:
+    check = partial(require_same_config_but_place, config)
+    with open_shared_run(out, resume=resume, check=check, ranks=ranks) as run:
         if run.has(runs.SUMMARY) and not run.damaged():
             if is_data_elsewhere(config, run):
                 require_same_images(images_of_run(config, run, runtime, dataset), run)
