@@ -161,11 +161,36 @@ def forget_architectures() -> None:
         (["--pretrained", "--weights", "x.pth"], "two sources of weights"),
         (["--weights", "nowhere.safetensors"], "no such file"),
         (["--architecture", "timm:nothing_like_it"], "timm has no such model"),
+        (
+            ["--architecture", "timm:test_resnet@32", "--set", "experts.batch=1"],
+            "experts.batch=1: timm:test_resnet@32 normalises a map of one pixel over the images of a batch; use 2 or",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_before_anything_is_trained(options: list[str], said: str, tmp_path: Path) -> None:
     assert said in refusal("train", *options, "--out", tmp_path / "run", "--device", "cpu")
     assert not (tmp_path / "run" / "config.json").exists()  # so that the corrected command may use the folder
+
+
+def test_weights_that_do_not_fit_are_refused_before_the_run_begins(weights: Path, tmp_path: Path) -> None:
+    state = safetensors.torch.load_file(weights)
+    some = tmp_path / "some.safetensors"
+    safetensors.torch.save_file({name: state[name] for name in state if name != "conv1.0.weight"}, some)
+    wide = tmp_path / "wide.safetensors"
+    safetensors.torch.save_file(state | {"conv1.0.weight": torch.zeros(7, 3, 3, 3)}, wide)
+    out = tmp_path / "run"
+    options = ("--architecture", "timm:test_resnet@32", "--experts", "2", "--device", "cpu", "--out", out)
+    assert "has conv1.0.weight and the weights have not (1 of " in refusal("train", *options, "--weights", some)
+    assert "and the weights (7, 3, 3, 3); name weights of" in refusal("train", *options, "--weights", wide)
+    assert "are missing" in refusal("train", *options, "--architecture", "small", "--weights", weights)
+    assert not (out / "config.json").exists()
+
+
+def test_a_single_image_is_a_batch_where_nothing_is_normalised(dataset: Dataset, tmp_path: Path) -> None:
+    """Or where maps are larger than a pixel."""
+    settings = SHORT | {"experts.batch": 1, "base.by": "none"}
+    summary = nofe.train(tmp_path / "run", dataset, "small", 2, settings=settings, device="cpu", quiet=True)
+    assert summary["networks"]["experts"]["epochs"] == 1
 
 
 def test_a_run_that_was_begun_with_a_random_frozen_trunk_goes_on(

@@ -1,16 +1,20 @@
 """Several seeds, numbers of experts and rules with one command."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from conftest import small_run
 from nofe.cli import app
+from nofe.cli.experiments import _require_all_done
 from nofe.config import with_settings
-from nofe.errors import UserError
+from nofe.errors import NofeError, RunError, UserError
 from nofe.recipes import default_run
+from nofe.side_by_side import Outcome
 from nofe.sweep import Training, TrainingOptions, sweep, sweep_in_words, trainings
+from test_cli import answered, command, refusal
 
 SHORT = ("base.by=experts", "generalist.epochs=1", "experts.epochs=1", "specialties.rule=exact")
 
@@ -57,6 +61,73 @@ def test_the_command_says_what_is_not_done(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(Exception, match=r"1 were not begun \(first: \S+-k2-seed0\); run the command again"):
         app([*arguments, "--device", "cpu", "--out", str(tmp_path)], standalone_mode=False)
     assert "The runs are in" in capsys.readouterr().out
+
+
+def _short(shades: Path, out: Path, *more: str) -> list[str]:
+    settings = [word for setting in (*SHORT, *more) for word in ("--set", setting)]
+    data = ["--dataset", f"folder:{shades}", "--architecture", "alexnet-quick-c100", "--experts", "2"]
+    return ["sweep", *data, "--seeds", "1", "--device", "cpu", "--out", str(out), *settings]
+
+
+def test_the_runs_of_other_settings_are_no_results_of_these(shades: Path, tmp_path: Path) -> None:
+    def jobs(epochs: int) -> list[Training]:
+        settings = (*SHORT, "base.by=none", f"experts.epochs={epochs}")
+        return trainings(with_settings(default_run("alexnet-quick-c100", f"folder:{shades}"), settings), [0], [2])
+
+    assert answered(*_short(shades, tmp_path, "base.by=none"))
+    assert sweep_in_words(jobs(1), tmp_path).splitlines()[-1].split()[2] == "1"
+    assert sweep_in_words(jobs(2), tmp_path).splitlines()[-1].split() == ["exact", "2", "0"]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    told = refusal(*_short(shades, tmp_path, "base.by=none", "experts.epochs=2"))
+    assert "exact-k2-seed0: was started with another configuration (experts.epochs was 1, is 2)" in told
+    assert "name another folder with --out" in told
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--dataset", "folder:nowhere"], "nowhere: no such folder"),
+        (["--dataset", "glyhps"], "glyhps: no such data set"),
+        (["--experts", "9"], "--experts 9: more than the 4 classes"),
+        (["--set", "adapt.weights=nowhere.pth"], "--weights nowhere.pth: no such file"),
+    ],
+)
+def test_wrong_input_is_told_once_and_before_any_run_is_begun(
+    more: list[str], said: str, shades: Path, tmp_path: Path
+) -> None:
+    assert said in refusal(*_short(shades, tmp_path / "sweep"), *more)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_what_failed_is_not_gone_on_with(shades: Path, tmp_path: Path) -> None:
+    """Wrong input that only the run itself can find is wrong input, too."""
+    shutil.copytree(shades, tmp_path / "shades")
+    (tmp_path / "shades" / "train" / "shade0" / "0.png").write_bytes(b"no image")
+    answer = command(*_short(tmp_path / "shades", tmp_path / "sweep"))
+    assert answer.code == 2
+    assert "1 of 36 images cannot be read: train/shade0/0.png" in answer.out
+    assert answer.err == "nofe: sweep: 1 failed (first: exact-k2-seed0); each line above says why\n"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "said"),
+    [
+        (Outcome(failed=["a"]), RunError, "sweep: 1 failed (first: a); each line above says why"),
+        (Outcome(failed=["a", "b"], refused=["a"]), RunError, "sweep: 2 failed (first: a); each line above says why"),
+        (Outcome(stopped=["a"]), RunError, "sweep: 1 were stopped (first: a); run the command again to go on"),
+        (
+            Outcome(failed=["a"], refused=["a"], not_begun=["b"]),
+            UserError,
+            "sweep: 1 failed (first: a); 1 were not begun (first: b); run the command again to go on with those that "
+            "did not fail",
+        ),
+    ],
+)
+def test_what_to_do_about_runs_that_did_not_end(outcome: Outcome, kind: type[NofeError], said: str) -> None:
+    with pytest.raises(NofeError) as told:
+        _require_all_done("sweep", outcome)
+    assert (type(told.value), str(told.value)) == (kind, said)
 
 
 def _networks(folder: Path, job: Training) -> dict[str, dict[str, float]]:

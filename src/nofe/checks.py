@@ -1,19 +1,22 @@
 """Whether configuration, images and run folder go together, before anything is trained."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nofe import config as configuration
 from nofe import runs
-from nofe.architectures.pretrained import read_weights
+from nofe.architectures.pretrained import read_weights, require_fitting_weights
 from nofe.config import RunConfig, architecture_of
-from nofe.data import Dataset
+from nofe.data import Dataset, is_listed
 from nofe.data.groups import group_of_class
+from nofe.data.pictures import fraction_of
 from nofe.errors import UserError
 from nofe.runs import Run
 from nofe.specialties import wordnet_specialties
+from nofe.stages import recipe_of_stage
 from nofe.training.ranks import Ranks
 from nofe.training.recipe import Recipe
 
@@ -21,8 +24,10 @@ from nofe.training.recipe import Recipe
 def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
     """That every stage can be trained on these images as the configuration says."""
     _require_fitting_crops(config, dataset)
-    if config.adapt.weights:
-        read_weights(config.adapt.weights, config.architecture)  # misspelt?
+    _require_batches_to_normalise(config, dataset)
+    if weights := config.adapt.weights:
+        state = read_weights(weights, config.architecture)
+        require_fitting_weights(state, architecture_of(config, dataset.classes), weights)
     elif config.adapt.frozen_trunk and not run.has(runs.CONFIG):  # runs of before this was asked go on
         raise UserError(
             "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights with --pretrained "
@@ -65,17 +70,61 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
             ) from error
 
 
+def _require_batches_to_normalise(config: RunConfig, dataset: Dataset) -> None:
+    """Of a single image and a single pixel batch norm has nothing to take a deviation of."""
+    for stage, recipe in recipe_of_stage(config).items():
+        if recipe.batch > 1:
+            continue
+        architecture, crop = architecture_of(config, dataset.classes), recipe.augmentation.crop
+        try:
+            with torch.device("meta"), torch.no_grad():
+                classifier, trunk = architecture.classifier(2), architecture.trunk_of_experts()
+                if config.adapt.frozen_trunk:
+                    classifier.freeze_trunk()
+                classifier.train()(torch.zeros(1, 3, crop, crop))
+                trunk.train(not config.adapt.frozen_trunk)
+                architecture.branch(1).train()(trunk(torch.zeros(1, 3, crop, crop)))
+        except ValueError as error:  # so torch.nn.functional.batch_norm
+            field = {"base": "experts", "base-paper": "base.paper"}.get(stage, stage)
+            raise UserError(
+                f"{field}.batch=1: {architecture.name} normalises a map of one pixel over the images of a batch; "
+                f"use 2 or more, or larger images"
+            ) from error
+
+
 def require_same_config(config: RunConfig, run: Run) -> None:
     """As the run was started with."""
-    # Read and written again, so that a field that is newer than the run has its default.
-    earlier = json.loads(json.dumps(configuration.to_json(configuration.from_json(run.read_config()))))
-    now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
-    differing = _differences(earlier, now)
-    if differing:
+    if differing := differences_from_run(config, run):
         raise UserError(
             f"{run.path}: was started with another configuration ({'; '.join(differing[:3])}); "
             "resume it with its own, or name another folder with --out"
         )
+
+
+def require_same_config_but_place(config: RunConfig, run: Run) -> None:
+    """As the run was started with, but that its data may lie elsewhere: that it is the same its images tell."""
+    require_same_config(_with_data_where_it_was(config, run), run)
+
+
+def differences_from_run(config: RunConfig, run: Run) -> list[str]:
+    """Each field with what it was when the run was started and what it is."""
+    # Read and written again, so that a field that is newer than the run has its default.
+    earlier = json.loads(json.dumps(configuration.to_json(configuration.from_json(run.read_config()))))
+    now = json.loads(json.dumps(configuration.to_json(config)))  # tuples become lists, as in the file
+    return _differences(earlier, now)
+
+
+def _with_data_where_it_was(config: RunConfig, run: Run) -> RunConfig:
+    now, then = config.data, configuration.from_json(run.read_config()).data
+    same_kind = is_listed(then.name) and then.name.partition(":")[0] == now.name.partition(":")[0]
+    both_folders = fraction_of(then.test) is None and fraction_of(now.test) is None
+    name, test = then.name if same_kind else now.name, then.test if both_folders else now.test
+    return replace(config, data=replace(now, name=name, root=then.root, test=test))
+
+
+def is_data_elsewhere(config: RunConfig, run: Run) -> bool:
+    """Whether the images would come from another place than when the run was started."""
+    return config.data != configuration.from_json(run.read_config()).data
 
 
 def _differences(before: Any, after: Any, path: str = "") -> list[str]:
@@ -86,10 +135,34 @@ def _differences(before: Any, after: Any, path: str = "") -> list[str]:
     return [] if before == after else [f"{path} was {before}, is {after}"]
 
 
-def require_same_images(dataset: Dataset, run: Run) -> None:
-    """As the run was started with."""
-    earlier = run.read_json(runs.ENVIRONMENT)["data"]["fingerprint"]
-    if earlier != dataset.fingerprint():
+def require_same_images(dataset: Dataset, run: Run, advice: str = "start a new run") -> None:
+    """As the run was started with; else those would be judged by that the run was trained on."""
+    if not has_same_images(dataset, run):
+        then = run.read_json(runs.ENVIRONMENT)["data"]
         raise UserError(
-            f"{run.path}: the images changed since the run was started; put the old ones back, or start a new run"
+            f"{run.path}: the images changed since the run was started{_changes(then, dataset)}; put the old ones "
+            f"back, or {advice}"
         )
+
+
+def has_same_images(dataset: Dataset, run: Run) -> bool:
+    """In the same parts, too."""
+    earlier: str = run.read_json(runs.ENVIRONMENT)["data"]["fingerprint"]
+    return earlier == dataset.fingerprint()
+
+
+def _changes(then: dict[str, Any], dataset: Dataset) -> str:
+    gone, new = set(then["classes"]) - set(dataset.class_names), set(dataset.class_names) - set(then["classes"])
+    if gone or new:
+        words = [f"class {min(names)!r} is {what}" for names, what in ((gone, "gone"), (new, "new")) if names]
+        return f" ({', '.join(words)})"
+    if "images" not in then:  # a run of before they were counted
+        return ""
+    counts, now = then["images"], {"train": len(dataset.train), "test": len(dataset.test)}
+    if counts == now:
+        return " (as many as then, but other pixels, names or labels, perhaps by another decoder)"
+    words = [
+        f"{counts[part]:,} {what} then, {now[part]:,} now"
+        for part, what in (("train", "to train on"), ("test", "to test on"))
+    ]
+    return f" ({', '.join(words)})"

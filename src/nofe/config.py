@@ -39,6 +39,8 @@ class DataConfig:
             raise UserError(f"data.seed={self.seed}: out of range; use 0 or more")
         if not 0 <= self.hold_out < 1:
             raise UserError(f"data.hold_out={self.hold_out}: out of range; use a fraction from 0 to below 1")
+        if not self.test:
+            raise UserError("data.test=: is empty; use a fraction such as 0.2, or a folder")
 
 
 @dataclass(frozen=True, kw_only=True)

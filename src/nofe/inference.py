@@ -12,6 +12,7 @@ from nofe.data.folder import find_images, read_readable_images
 from nofe.errors import UserError
 from nofe.evaluation import Predictions, by_specialty, predictions_of
 from nofe.frozen import frozen
+from nofe.judging import Place
 from nofe.loading import open_finished
 from nofe.report.against import class_figures, pair_figures, shares_of_mistakes
 from nofe.specialties import Specialties, class_confusion
@@ -21,10 +22,10 @@ from nofe.training.runtime import Runtime
 FILES_AT_ONCE = 64
 
 
-def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, crops: int = 1) -> dict[str, Any]:
+def evaluate_run(path: Path, runtime: Runtime, place: Place | None = None, crops: int = 1) -> dict[str, Any]:
     """Top-1 and top-5 of every network that tells classes apart, and where its mistakes go: by class and by pair.
 
-    By one view of an image, or by ten.
+    On the run's own test images, or on those at another place; by one view of an image, or by ten.
     """
     finished = open_finished(path)
     runtime.use_precision(finished.config.precision)
@@ -33,9 +34,11 @@ def evaluate_run(path: Path, runtime: Runtime, data_root: Path | None = None, cr
         raise UserError(
             f"{path}: has specialties and no classifier; train experts, with another --out and without until"
         )
-    test = finished.test_images(runtime, data_root)
+    judged = finished.to_judge_by(runtime, place or Place())
+    test = finished.on_device(judged, runtime)
     predictions = predictions_of(networks, crop_of_stage(finished.config), test, runtime, crops)
-    figures: dict[str, Any] = {"run": str(path), "images": len(test), "crops": crops}
+    figures: dict[str, Any] = {"run": str(path), "images": len(test), "crops": crops, "dataset": judged.name}
+    figures |= {"other_data": not judged.of_the_run, "all_images": judged.whole}
     figures |= {stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()}
     specialties = None if finished.config.until == "base" else finished.specialties()
     if specialties is not None and "experts" in predictions:

@@ -1,7 +1,7 @@
 """A finished run, ready to use: the network, its class names, and how its images are prepared."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from nofe.data.photos import Photo, read_photos
 from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.run_images import images_of_finished_run
+from nofe.judging import Place, ToJudgeBy, images_to_judge_by
 from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.stages import FILES_OF_STAGE, base_recipes
@@ -91,12 +91,17 @@ class FinishedRun:
         mean = torch.from_numpy(self.mean).to(images.device)
         return centre_crop(images.float() - mean, self.crop)
 
-    def test_images(self, runtime: Runtime, root: Path | None = None) -> DeviceImages:
-        data = self.config.data if root is None else replace(self.config.data, root=str(root))
-        dataset = images_of_finished_run(replace(self.config, data=data), self.run, runtime)
-        if dataset.class_names != self.class_names:
-            raise UserError(f"{data.name}: has other classes than the run {self.run.path}; name the data it had")
-        return on_device(dataset.test, self.mean, runtime.device)
+    def test_images(self, runtime: Runtime) -> DeviceImages:
+        """Those of the run; an error if they are not the same any more."""
+        return self.on_device(self.to_judge_by(runtime), runtime)
+
+    def to_judge_by(self, runtime: Runtime, place: Place = Place()) -> ToJudgeBy:  # noqa: B008 (frozen)
+        """The test images of the run, or other labelled images."""
+        size = self.mean.shape[-1]
+        return images_to_judge_by(self.config, self.class_names, size, self.run, runtime, place)
+
+    def on_device(self, judged: ToJudgeBy, runtime: Runtime) -> DeviceImages:
+        return on_device(judged.images, self.mean, runtime.device)
 
 
 def open_finished(path: Path | str) -> FinishedRun:

@@ -9,6 +9,7 @@ Every arrow is one value here and one file in the run folder; a stage whose file
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from nofe import runs
 from nofe.architectures import Classifier
 from nofe.architectures.pretrained import read_weights, start_from
-from nofe.checks import require_same_config
+from nofe.checks import is_data_elsewhere, require_same_config_but_place, require_same_images
 from nofe.classifier import train_classifier
 from nofe.compiling import choose_kernels, experts_compiled_ahead, is_generalist_compiled
 from nofe.config import RunConfig, SpecialtiesConfig
@@ -71,8 +72,11 @@ def train(
     runtime.use_precision(config.precision)
     ranks = runtime.ranks
     progress = progress if progress and ranks.rank == 0 else Silent()
-    with open_shared_run(out, resume=resume, check=lambda run: require_same_config(config, run), ranks=ranks) as run:
+    check = partial(require_same_config_but_place, config)
+    with open_shared_run(out, resume=resume, check=check, ranks=ranks) as run:
         if run.has(runs.SUMMARY) and not run.damaged():
+            if is_data_elsewhere(config, run):
+                require_same_images(images_of_run(config, run, runtime, dataset), run)
             progress.say(f"{out}: this run is complete")
             return dict(run.read_json(runs.SUMMARY))
         spent = Spent()
@@ -80,7 +84,7 @@ def train(
             with spent.on("images"):
                 images = images_of_run(config, run, runtime, dataset)
                 task = prepare(config, images, run, runtime, progress)
-            for stage in ranks.first(lambda: adopt(run, config, donors)):
+            for stage in ranks.first(lambda: adopt(run, task.config, donors)):
                 progress.say(f"{stage}: taken from another run")
             with experts_compiled_ahead(task) as ahead:
                 progress.say(images_in_words(images_before_training(task)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
-from nofe.errors import Interrupted, NofeError
+from nofe.errors import Interrupted, NofeError, UserError
 from nofe.signals import on_signals_to_end
 
 SECONDS_TO_STOP = 60.0  # for a step and a checkpoint
@@ -45,6 +45,7 @@ class Outcome:
     """The names of the jobs that did not come to their end."""
 
     failed: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # of those that failed: the input was wrong
     stopped: list[str] = field(default_factory=list)  # with a checkpoint
     not_begun: list[str] = field(default_factory=list)
 
@@ -84,6 +85,7 @@ def _run_all(
 ) -> Outcome:
     began = {}
     failed: list[str] = []
+    refused: list[str] = []
     count, finished = len(waiting), 0
     while waiting or crew.at_work:
         left = None if deadline is None else deadline - time.monotonic()
@@ -98,13 +100,14 @@ def _run_all(
         report = crew.wait(left)
         if report is None:
             continue
-        job, error = report
+        job, error, is_refused = report
         finished += 1
         took = time.monotonic() - began[job.name]
         say(f"{finished}/{count} {job.name}: {error or f'done in {took:.0f} s'}")
         if error:
             failed.append(job.name)
-    return Outcome(failed, [job.name for job in crew.at_work.values()], [job.name for job in waiting])
+            refused.extend([job.name] if is_refused else [])
+    return Outcome(failed, refused, [job.name for job in crew.at_work.values()], [job.name for job in waiting])
 
 
 def _next(waiting: Sequence[AnyJob], crew: "_Crew[AnyJob]", left: float | None) -> AnyJob | None:
@@ -143,19 +146,21 @@ class _Crew(Generic[AnyJob]):
         self.at_work[number] = job
         self._jobs[number].put(job)
 
-    def wait(self, seconds: float | None) -> tuple[AnyJob, str | None] | None:
-        """The next job that ends, with what went wrong; None when none ends in the time or for a while."""
+    def wait(self, seconds: float | None) -> tuple[AnyJob, str | None, bool] | None:
+        """The next job that ends, what went wrong, and whether the input did; None when none ends in the time."""
         try:
-            number, error = self._reports.get(timeout=2.0 if seconds is None else max(0.01, min(2.0, seconds)))
+            number, error, is_refused = self._reports.get(
+                timeout=2.0 if seconds is None else max(0.01, min(2.0, seconds))
+            )
         except queue.Empty:
             number = next((n for n in self.at_work if not self._processes[n].is_alive()), None)
             if number is None:
                 return None
-            error = f"its process ended with exit code {self._processes[number].exitcode}"
+            error, is_refused = f"its process ended with exit code {self._processes[number].exitcode}", False
         job = self.at_work.pop(number)
         if error is None:
             self.trained |= job.keys()
-        return job, error
+        return job, error, is_refused
 
     def dismiss(self) -> None:
         """Those at work stop after their step, with a checkpoint."""
@@ -178,11 +183,11 @@ def _work(number: int, jobs: Any, reports: Any, work: Callable[[Any], object]) -
     while not orphaned.is_set() and (job := jobs.get()) is not None:
         try:
             work(job)
-            reports.put((number, None))
+            reports.put((number, None, False))
         except NofeError as error:
-            reports.put((number, str(error)))
+            reports.put((number, str(error), isinstance(error, UserError)))
         except Exception as error:  # one bad run must not end the others
-            reports.put((number, f"{type(error).__name__}: {error}"))
+            reports.put((number, f"{type(error).__name__}: {error}", False))
 
 
 def _end_with_the_parent(orphaned: threading.Event) -> None:

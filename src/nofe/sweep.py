@@ -1,20 +1,24 @@
 """The same training with several seeds, numbers of experts and rules, side by side on one device."""
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from nofe import runs
+from nofe.checks import differences_from_run, require_fitting, require_same_config
 from nofe.config import RunConfig, as_setting, with_settings
+from nofe.data import is_listed
 from nofe.errors import UserError
 from nofe.report.text import table
 from nofe.reuse import stage_keys
+from nofe.run_images import held_out, read_dataset
+from nofe.runs import Run
 from nofe.side_by_side import Outcome, run_side_by_side
+from nofe.training.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,31 @@ def sweep(
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Train them in folders of their own in `folder`; what is there already is gone on with, or left as it is."""
+    require_fitting_jobs(jobs, folder)
     work = partial(_train, folder=folder, options=options)
     return run_side_by_side(jobs, work, at_once=at_once, minutes=minutes, say=say)
+
+
+def require_fitting_jobs(jobs: Sequence[Training], folder: Path) -> None:
+    """What every run would find out for itself, once and before any is begun. No image of a folder is decoded."""
+    from nofe.architectures.zoo import trust
+
+    to_train: dict[RunConfig, Run] = {}
+    for job in jobs:
+        run = Run(folder / job.name)
+        if run.file(runs.CONFIG).exists():
+            require_same_config(job.config, run)
+        if not run.has(runs.SUMMARY):
+            to_train.setdefault(replace(job.config, seed=0), run)  # seeds fit alike
+    if not to_train:
+        return
+    config = next(iter(to_train))  # all have the same data
+    trust(config.architecture)
+    stream = True if is_listed(config.data.name) else config.data.stream
+    listed = read_dataset(replace(config, data=replace(config.data, stream=stream)))
+    dataset = held_out(config, listed)
+    for config, run in to_train.items():
+        require_fitting(config, dataset, run, Ranks())
 
 
 def _train(job: Training, folder: Path, options: TrainingOptions) -> None:
@@ -81,14 +108,17 @@ def _train(job: Training, folder: Path, options: TrainingOptions) -> None:
 
 
 def sweep_in_words(jobs: Sequence[Training], folder: Path) -> str:
-    """Mean and deviation over the seeds that are done, of each network, by rule and number of experts."""
+    """Mean and deviation over the seeds that are done, of each network, by rule and number of experts.
+
+    A folder may hold the run of other settings, which is not counted.
+    """
     by_setting: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for job in jobs:
-        summary = folder / job.name / runs.SUMMARY
+        run = Run(folder / job.name)
         setting = job.config.specialties.rule, job.config.specialties.count
         done = by_setting.setdefault(setting, [])
-        if summary.exists():
-            done.append(json.loads(summary.read_text())["networks"])
+        if run.has(runs.SUMMARY) and not differences_from_run(job.config, run):
+            done.append(run.read_json(runs.SUMMARY)["networks"])
     names = list(dict.fromkeys(name for done in by_setting.values() for networks in done for name in networks))
     rows = []
     for (rule, count), done in by_setting.items():

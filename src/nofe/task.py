@@ -51,6 +51,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
     runtime.decide_on_compiling(longest_stage(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):
         require_same_images(dataset, run)
+        config = configuration.from_json(run.read_config())  # in which data that was moved has its first place
     else:
         run.discard_all()  # what an earlier configuration may have left here
         run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | {"data": _described(dataset)})
@@ -76,6 +77,7 @@ def _described(dataset: Dataset) -> dict[str, Any]:
     return {
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint(),
+        "images": {"train": len(dataset.train), "test": len(dataset.test)},
         "classes": list(dataset.class_names),
         "streamed": isinstance(dataset.train, StoredImages),
         "unreadable": {part: list(names) for part, names in dataset.left_out.items()},

@@ -771,6 +771,29 @@ def test_a_file_of_weights_cannot_run_code(tmp_path: Path, capsys: pytest.Captur
     assert "was run" not in capsys.readouterr().out
 
 
+def test_a_file_that_holds_no_weights_is_described_in_plain_words(tmp_path: Path) -> None:
+    """Neither torch's colours nor its advice to trust the file."""
+    whole, script, cut_off = tmp_path / "whole.pth", tmp_path / "train.py", tmp_path / "cut-off.pth"
+    model = timm.create_model("test_resnet")
+    torch.save(model, whole)
+    script.write_text("print('hello')\n")
+    torch.save(model.state_dict(), cut_off)
+    cut_off.write_bytes(cut_off.read_bytes()[:1000])
+    reasons = {
+        whole: "it holds a timm.models.resnet.ResNet, too, which is code, as in a model that was pickled whole",
+        script: "it is no file that torch.save wrote",
+        cut_off: "its content is damaged or cut off",
+        tmp_path: "is a directory",
+    }
+    for file, reason in reasons.items():
+        with pytest.raises(UserError) as told:
+            read_weights(str(file), "timm:test_resnet@32")
+        assert str(told.value) == (
+            f"--weights {file}: cannot be read as tensors alone ({reason}); save the state_dict with "
+            "safetensors.torch.save_file"
+        )
+
+
 def test_weights_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no such file"):
         read_weights(str(tmp_path / "none.safetensors"), "small")

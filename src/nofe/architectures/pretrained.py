@@ -1,5 +1,6 @@
 """Weights that a base or a generalist starts from: of timm, of torchvision, or of a file."""
 
+import re
 from pathlib import Path
 
 import safetensors.torch
@@ -35,16 +36,45 @@ def read_weights(weights: str, architecture: str) -> dict[str, Tensor]:
         raise UserError(f"--weights {weights}: no such file; check the spelling") from error
     except Exception as error:  # a damaged file fails in as many ways as there are formats
         raise UserError(
-            f"--weights {weights}: cannot be read as tensors alone ({first_line(error)}); save the state_dict with "
+            f"--weights {weights}: cannot be read as tensors alone ({_reason(error, path)}); save the state_dict with "
             "safetensors.torch.save_file"
         ) from error
 
 
+def _reason(error: Exception, path: Path) -> str:
+    """In plain words: torch's own run over a page, in colours, and end in the advice to trust the file."""
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)).lower()
+    if path.suffix == ".safetensors":
+        return first_line(error)
+    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return f"it holds a {found[1]}, too, which is code, as in a model that was pickled whole"
+    with path.open("rb") as file:
+        begins_as_torch_does = file.read(2) == b"PK"
+    return "its content is damaged or cut off" if begins_as_torch_does else "it is no file that torch.save wrote"
+
+
+def require_fitting_weights(state: dict[str, Tensor], architecture: Architecture, what: str) -> None:
+    """That the network can start from them, before there is one."""
+    with torch.device("meta"):  # names and shapes alone
+        model = architecture.classifier(2)
+    _fitting(model, state, architecture, what)
+
+
 def start_from(model: Classifier, state: dict[str, Tensor], architecture: Architecture, what: str) -> None:
     """Load trunk and head of `model`, all but the last layer, which has outputs of its own."""
+    for module, given in _fitting(model, state, architecture, what):
+        module.load_state_dict(module.state_dict() | given)
+
+
+def _fitting(
+    model: Classifier, state: dict[str, Tensor], architecture: Architecture, what: str
+) -> list[tuple[nn.Module, dict[str, Tensor]]]:
+    """Trunk and head, each with the weights that it is to start from, by its own names."""
     named = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     of_run = all(name.startswith(("trunk.", "head.")) for name in named)  # and not a model with a head of its own
     last = architecture.classifier_layer() if architecture.classifier_layer else _last_layer(model.head)
+    found = []
     for part, module in (("trunk", model.trunk), ("head", model.head)):
         given = (
             {n.removeprefix(f"{part}."): t for n, t in named.items() if n.startswith(f"{part}.")} if of_run else named
@@ -52,7 +82,8 @@ def start_from(model: Classifier, state: dict[str, Tensor], architecture: Archit
         own = module.state_dict()
         wanted = [name for name in own if part == "trunk" or not name.startswith(f"{last}.")]
         _require_fitting(own, given, wanted, f"{what}: {architecture.name}")
-        module.load_state_dict(own | {name: given[name] for name in wanted})
+        found.append((module, {name: given[name] for name in wanted}))
+    return found
 
 
 def _require_fitting(own: dict[str, Tensor], given: dict[str, Tensor], wanted: list[str], what: str) -> None:

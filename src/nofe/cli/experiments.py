@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from nofe.cli.options import (
     RecipeName,
     Settings,
 )
+
+if TYPE_CHECKING:
+    from nofe.side_by_side import Outcome
 
 
 def sweep(
@@ -39,7 +42,6 @@ def sweep(
 ) -> None:
     """Train with several seeds, numbers of experts and rules, side by side, and compare them."""
     from nofe.architectures.zoo import trust
-    from nofe.errors import RunError
     from nofe.recipes import configured
     from nofe.sweep import TrainingOptions, sweep_in_words, trainings
     from nofe.sweep import sweep as run_all
@@ -60,8 +62,7 @@ def sweep(
     options = TrainingOptions(device, compile_, "known" if at_once > 1 else "measure")
     outcome = run_all(jobs, out, options, at_once=at_once, minutes=minutes)
     print(f"\n{sweep_in_words(jobs, out)}\n\nThe runs are in {out}.")
-    if unfinished := outcome.in_words():
-        raise RunError(f"sweep: {unfinished}; run the command again to go on")
+    _require_all_done("sweep", outcome)
 
 
 def reproduce(
@@ -82,7 +83,7 @@ def reproduce(
 ) -> None:
     """Train what is missing of the paper's tables, and print them beside the paper's."""
     from nofe.data import is_listed
-    from nofe.errors import RunError, UserError
+    from nofe.errors import UserError
     from nofe.experiments import page
     from nofe.experiments.costs import growth_in
     from nofe.experiments.reproduce import Workshop, missing
@@ -113,9 +114,22 @@ def reproduce(
     found = results_in(folder)
     for table in chosen:
         print(f"\n{page.table_in_words(table, found)}")
-    if outcome and (unfinished := outcome.in_words()):
-        advice = "" if outcome.failed else "; run the command again to go on"
-        raise RunError(f"reproduce: {unfinished}{advice}")
+    if outcome:
+        _require_all_done("reproduce", outcome)
+
+
+def _require_all_done(verb: str, outcome: "Outcome") -> None:
+    """What failed would fail again; what had no time goes on."""
+    from nofe.errors import RunError, UserError
+
+    if not (unfinished := outcome.in_words()):
+        return
+    if outcome.stopped or outcome.not_begun:
+        unfinished += "; run the command again to go on" + (" with those that did not fail" if outcome.failed else "")
+    else:
+        unfinished += "; each line above says why"
+    wrong_input = outcome.failed and outcome.refused == outcome.failed
+    raise (UserError if wrong_input else RunError)(f"{verb}: {unfinished}")
 
 
 def results(

@@ -12,7 +12,11 @@ from nofe.cli.options import AsJson, DataRoot, Device, RunFolder, TrustCode
 
 def evaluate(
     run: RunFolder,
+    dataset: Annotated[
+        str | None, typer.Option(help="The run's data where it lies now, or other labelled images: folder:PATH ...")
+    ] = None,
     data_root: DataRoot = None,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
     as_json: AsJson = False,
     device: Device = "auto",
     crops: Annotated[int, typer.Option(help="Views of an image: 1, or 10 that are averaged.")] = 1,
@@ -21,13 +25,23 @@ def evaluate(
 ) -> None:
     """Judge a run on its test images: top-1, top-5, by specialty, inside and across specialties."""
     from nofe.inference import evaluate_run
+    from nofe.judging import Place
     from nofe.report.text import evaluation_in_words
     from nofe.training.runtime import make_runtime
 
     if trust_code:
         _trust_code_of(run)
-    figures = evaluate_run(run, make_runtime(device, compile=compile_), data_root, crops)
-    print(json.dumps(figures, indent=2) if as_json else evaluation_in_words(figures))
+    place = Place(dataset, data_root, skip_unreadable)
+    figures = evaluate_run(run, make_runtime(device, compile=compile_), place, crops)
+    if as_json:
+        print(json.dumps(figures, indent=2))
+        return
+    if figures["other_data"]:
+        what = "all of its images, as it has no test part" if figures["all_images"] else "its test images"
+        print(
+            f"Other data than the run's: {figures['dataset']}, {what}. If the run was trained on some, they flatter it."
+        )
+    print(evaluation_in_words(figures))
 
 
 def predict(

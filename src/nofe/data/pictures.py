@@ -17,6 +17,7 @@ from nofe.data.dataset import held_out
 from nofe.errors import UserError
 
 DEFAULT_TEST = "0.2"  # of the images of each class, where the data has no test part of its own
+NOTHING_HELD_OUT = ""  # instead of a part: a listing then has a test part only where the data has one
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class Listing:
 
     def with_test(self, test: str, seed: int, say: Callable[[str], None]) -> "Listing":
         """Hold a part of the training images out, class by class, where there is no test part."""
-        if self.test is not None:
+        if self.test is not None or test == NOTHING_HELD_OUT:
             return self
         fraction = fraction_of(test)
         if fraction is None:
@@ -183,6 +184,8 @@ class Listing:
 
 def fraction_of(test: str) -> float | None:
     """Of data.test, which is a fraction or names a folder."""
+    if test == NOTHING_HELD_OUT:
+        return 0.0
     try:
         fraction = float(test)
     except ValueError:

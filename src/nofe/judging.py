@@ -1,0 +1,148 @@
+"""What a finished run is judged on: its own test images, wherever they lie now, or other labelled images."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nofe import runs
+from nofe.checks import has_same_images, require_same_images
+from nofe.config import DataConfig, RunConfig
+from nofe.data import ImageSet, is_listed, list_images, load_dataset
+from nofe.data.pictures import NOTHING_HELD_OUT, Chosen, Listing, Pictures, fraction_of
+from nofe.data.stored import StoredImages
+from nofe.data.survey import survey
+from nofe.data.unreadable import stop_or_leave_out
+from nofe.data.workers import Workers
+from nofe.errors import UserError
+from nofe.run_images import images_of_finished_run
+from nofe.runs import Run
+from nofe.training.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the images are that somebody wants a run judged on; without a name, where the run had its own."""
+
+    name: str | None = None
+    root: Path | None = None
+    skip_unreadable: bool = False
+
+
+@dataclass(frozen=True)
+class ToJudgeBy:
+    """Labelled as the classes of the run are numbered."""
+
+    images: ImageSet
+    name: str
+    of_the_run: bool = True
+    whole: bool = False  # the data has no test part, so it is all of its images
+
+
+def images_to_judge_by(
+    config: RunConfig, class_names: tuple[str, ...], image_size: int, run: Run, runtime: Runtime, place: Place
+) -> ToJudgeBy:
+    """The test images of the run, checked to be those; or where `place` names other data, that."""
+    data = _at(config.data, place)
+    if place.name is None:
+        dataset = images_of_finished_run(replace(config, data=data), run, runtime)
+        if dataset.class_names != class_names:
+            raise UserError(f"{data.name}: has other classes than the run {run.path}; name the data it had")
+        require_same_images(dataset, run, "judge the run on other labelled images with --dataset folder:PATH")
+        return ToJudgeBy(dataset.test, data.name)
+    if not is_listed(data.name):
+        return _of_known_data(data, class_names, image_size, run)
+    listing = list_images(data.name, test=NOTHING_HELD_OUT)
+    if listing.class_names == class_names and _has_as_many(listing, config.data, run):
+        with suppress(UserError):  # such as an unreadable training image, which other data may have
+            dataset = images_of_finished_run(replace(config, data=data), run, runtime)
+            if has_same_images(dataset, run):
+                return ToJudgeBy(dataset.test, data.name)
+    if listing.test is None and _is_the_same_place(config.data.name, data.name):
+        raise UserError(
+            f"--dataset {data.name}: the run was trained on images that are there, and which of them it was judged by "
+            "can no longer be told; put new images into a folder of their own and name that"
+        )
+    return _of_listing(listing, data, class_names, image_size, runtime)
+
+
+def _of_known_data(data: DataConfig, class_names: Sequence[str], image_size: int, run: Run) -> ToJudgeBy:
+    """CIFAR or the glyphs: as the run had them, or else their test images."""
+    dataset = load_dataset(data.name, root=Path(data.root), image_size=image_size, seed=data.seed)
+    as_in_run = dataset.hold_out(data.hold_out, data.seed) if data.hold_out else dataset
+    if has_same_images(as_in_run, run):
+        return ToJudgeBy(as_in_run.test, data.name)
+    labels = _as_numbered(data.name, dataset.class_names, class_names)[dataset.test.labels]
+    return ToJudgeBy(ImageSet(dataset.test.images, labels), data.name, of_the_run=False)
+
+
+def _of_listing(
+    listing: Listing, data: DataConfig, class_names: Sequence[str], image_size: int, runtime: Runtime
+) -> ToJudgeBy:
+    """Other data: its test images, or if it has none all of its images. They are read while they are judged."""
+    pictures = listing.train if listing.test is None else listing.test
+    labels = _as_numbered(data.name, listing.class_names, class_names)[pictures.labels]
+    stored = StoredImages(_Relabelled(pictures, labels), image_size, Workers(runtime.workers, image_size))
+    if listing.channel_mean is None:  # nofe pack has looked at its own
+        stored = _readable(stored, listing.where, skip=data.skip_unreadable)
+    return ToJudgeBy(stored, data.name, of_the_run=False, whole=listing.test is None)
+
+
+def _at(data: DataConfig, place: Place) -> DataConfig:
+    name = place.name or data.name
+    if place.root is not None and is_listed(name):
+        kind, _, path = name.partition(":")
+        raise UserError(
+            f"--data-root {place.root}: says where CIFAR lies, not where {name} does; "
+            f"say that with --dataset {kind}:{place.root / Path(path).name}"
+        )
+    skip = data.skip_unreadable or place.skip_unreadable
+    return replace(data, name=name, root=str(place.root or data.root), skip_unreadable=skip)
+
+
+def _has_as_many(listing: Listing, data: DataConfig, run: Run) -> bool:
+    """Images as the run had; where that cannot be told without reading them, they may be the same."""
+    described = run.read_json(runs.ENVIRONMENT)["data"]
+    if "images" not in described or data.hold_out or fraction_of(data.test) is None:
+        return True
+    left_out = sum(len(names) for names in described.get("unreadable", {}).values())
+    return sum(map(len, listing.parts.values())) == left_out + int(sum(described["images"].values()))
+
+
+def _readable(stored: StoredImages, where: str, *, skip: bool) -> StoredImages:
+    unreadable = survey(stored.pictures, stored.image_size, stored.workers).unreadable
+    if not unreadable:
+        return stored
+    told = [f"{stored.pictures.name(i)} ({reason})" for i, reason in unreadable.items()]
+    stop_or_leave_out(where, told, len(stored), skip=skip, option="pass --skip-unreadable")
+    readable = np.ones(len(stored), dtype=np.bool_)
+    readable[list(unreadable)] = False
+    if not readable.any():
+        raise UserError(f"{where}: no image is left to judge by; name other images")
+    return stored.subset(readable)
+
+
+def _as_numbered(name: str, theirs: Sequence[str], ours: Sequence[str]) -> NDArray[np.int64]:
+    """The number that the run has for each class of the data; the data need not have all of the run's."""
+    number_of = {class_name: number for number, class_name in enumerate(ours)}
+    strangers = [class_name for class_name in theirs if class_name not in number_of]
+    if strangers:
+        raise UserError(
+            f"--dataset {name}: class {strangers[0]!r} is not among the {len(ours):,} of the run ({len(strangers):,} "
+            f"such classes in all; the run's first: {ours[0]!r}); name the class folders as the run's, or leave it out"
+        )
+    return np.array([number_of[class_name] for class_name in theirs], dtype=np.int64)
+
+
+def _is_the_same_place(one: str, other: str) -> bool:
+    paths = [Path(name.partition(":")[2]).expanduser().resolve() for name in (one, other)]
+    return is_listed(one) and paths[0] == paths[1]
+
+
+class _Relabelled(Chosen):
+    def __init__(self, pictures: Pictures, labels: NDArray[np.int64]) -> None:
+        super().__init__(pictures, np.arange(len(pictures)))
+        self.labels = labels
