@@ -6,6 +6,7 @@ The commands run in this process, through `nofe.__main__.main`, because every st
 import fcntl
 import io
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -198,7 +199,7 @@ def test_evaluate_says_where_base_and_experts_differ(finished: Path) -> None:
         assert pair["inside"] == (len(set(pair["specialties"])) == 1)
         assert pair["images"] == 4
     said = answered("evaluate", finished)
-    assert "Beside the base the experts take" in said
+    assert re.search(r"Of \d+ images the experts take .* the base for another class", said)
     assert "confused inside" in said.split("\n\n")[1]
     wrong = figures["base"]["top_1"] < 1
     assert ("pair that the base confuses most" in said) == wrong

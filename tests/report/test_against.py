@@ -58,8 +58,9 @@ def test_where_the_gain_comes_from() -> None:
     shares = {stage: shares_of_mistakes(each, SPECIALTIES) for stage, each in BOTH.items()}
     assert shares["base"] == {"confused_inside": 6 / 40, "confused_across": 4 / 40}
     told = difference_in_words(shares["base"], shares["experts"], 40)
-    assert "4 fewer of 40 images for another class of their specialty, and as many for" in told
-    assert "take 4 more of 40 images" in difference_in_words(shares["experts"], shares["base"], 40)
+    assert "Of 40 images the experts take 4 fewer than the base for another class of the right specialty" in told
+    assert "and as many as the base for a class of another one" in told
+    assert "take 4 more than the base" in difference_in_words(shares["experts"], shares["base"], 40)
 
 
 def test_the_base_by_the_same_recipe_comes_first() -> None:

@@ -110,11 +110,13 @@ def gain(figures: Mapping[str, Any], base: str) -> float:
 def difference_in_words(base: Mapping[str, float], experts: Mapping[str, float], images: int) -> str:
     """Of the shares of mistakes, as images: where the gain comes from."""
 
-    def fewer(kind: str) -> str:
+    def beside_the_base(kind: str) -> str:
         less = round((base[kind] - experts[kind]) * images)
-        return "as many" if less == 0 else f"{abs(less):,} {'fewer' if less > 0 else 'more'}"
+        if less == 0:
+            return "as many as the base"
+        return f"{abs(less):,} {'fewer' if less > 0 else 'more'} than the base"
 
     return (
-        f"Beside the base the experts take {fewer('confused_inside')} of {images:,} images for another class of their "
-        f"specialty, and {fewer('confused_across')} for a class of another one."
+        f"Of {images:,} images the experts take {beside_the_base('confused_inside')} for another class of the right "
+        f"specialty, and {beside_the_base('confused_across')} for a class of another one."
     )
