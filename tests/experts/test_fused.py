@@ -244,6 +244,25 @@ def test_what_cannot_be_fused_is_named_and_runs_through_the_reference(
         assert network(torch.randn(2, 4, 4, 4)).shape == (2, 6)
 
 
+@pytest.mark.parametrize("before", ["convolution", "nothing"])
+def test_group_norms_are_one_with_the_groups_of_all(before: str) -> None:
+    """On maps of their own; the trunk's map, which each normalises in its own way, is left to vmap."""
+
+    def branch(classes: int) -> nn.Module:
+        first = OrderedDict(conv=nn.Conv2d(4, 6, 3, padding=1)) if before == "convolution" else OrderedDict()
+        norm = nn.GroupNorm(2, 6 if first else 4)
+        nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+        layers = OrderedDict(**first, norm=norm, relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+        return nn.Sequential(OrderedDict(**layers, fc=nn.Linear(norm.num_channels, classes)))
+
+    reference = Trunkless([branch(size) for size in RAGGED], RAGGED).double()
+    fused = copy.deepcopy(reference)
+    assert fused.fuse()
+    stacked = [layer.num_groups for layer in fused.modules() if isinstance(layer, nn.GroupNorm)]
+    assert stacked == ([2 * len(RAGGED)] if before == "convolution" else [])
+    assert_same_function(reference, fused, (4, 5, 5))
+
+
 def test_branches_that_differ_are_not_fused() -> None:
     one = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -8,7 +8,7 @@ from nofe.architectures.modes import followed_in_both_modes
 from nofe.experts.kinds import NotFusable
 
 Leaves = tuple[type[nn.Module], ...]
-BATCHED = (nn.LayerNorm, nn.GroupNorm, nn.MultiheadAttention)
+BATCHED = (nn.LayerNorm, nn.MultiheadAttention)
 DROPS_IMAGES = ("DropPath", "StochasticDepth")  # timm's and torchvision's, and those written after them
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 

@@ -26,7 +26,9 @@ CHANNEL_BY_CHANNEL = (
 ON_MAPS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN)
 RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
 DROPS_CHANNELS = (nn.Dropout1d, nn.Dropout2d)
-LEAVES = (*CHANNEL_BY_CHANNEL, *RANDOM, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.Flatten, AcrossChannelLRN)
+LEAVES = (
+    *CHANNEL_BY_CHANNEL, *RANDOM, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.GroupNorm, nn.Flatten, AcrossChannelLRN,
+)  # fmt: skip
 
 Rule = Callable[[Walk, str, list[Any], fx.Node, Kind], Written]
 
@@ -141,6 +143,20 @@ def _stacked_norm(walk: Walk, path: str, layers: list[Any]) -> nn.Module:
     return stacked
 
 
+def group_norm(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    """On K*D channels, in K times the groups."""
+    first = layers[0]
+    if kind is not Kind.MAPS or type(first) is not nn.GroupNorm or not first.affine:
+        return each_module(walk, path, layers, value, kind)
+    walk.require_one_size(path)
+    stacked = nn.GroupNorm(walk.count * first.num_groups, walk.count * first.num_channels, eps=first.eps)
+    stacked.to(first.weight.device, first.weight.dtype)
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            getattr(stacked, name).copy_(torch.cat([getattr(each, name) for each in layers]))
+    return walk.put_weights(path, stacked, value), Kind.MAPS
+
+
 def channel_by_channel(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
     if isinstance(layers[0], ON_MAPS):
         value, kind = walk.as_map(value, kind)
@@ -219,6 +235,7 @@ RULES: list[tuple[Any, Rule]] = [
     (nn.Linear, linear),
     (nn.BatchNorm2d, batch_norm_of_maps),
     (nn.BatchNorm1d, batch_norm_of_vectors),
+    (nn.GroupNorm, group_norm),
     (nn.Flatten, flatten),
     (RANDOM, random),
     (AcrossChannelLRN, across_channels),
