@@ -202,6 +202,19 @@ def test_deeper_bases_have_ten_times_the_convolutions_of_a_branch(name: str) -> 
     assert trunk_count(name) + head_count(f"{name}-deeper", 100) == pytest.approx(experts, rel=0.12)
 
 
+@pytest.mark.parametrize(
+    ("name", "base", "added"),
+    [
+        ("alexnet-c100-conv4", "alexnet-c100", conv(64, 64, 5)),
+        ("alexnet-caffe-conv6", "alexnet-caffe", conv(128, 256, 3)),
+    ],
+)
+def test_bases_of_the_experts_depth_have_one_convolution_more(name: str, base: str, added: int) -> None:
+    """AlexNet-Caffe's is in two groups, as in its branches."""
+    assert layers_with_weights(name) == layers_with_weights(base) + 1
+    assert head_count(name, 100) == head_count(base, 100) + added
+
+
 ADDED = {"alexnet-c100": 1, "vgg11-c100": 2, "resnet56-c100": 2}  # convolutions of one branch
 
 

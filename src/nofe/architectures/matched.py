@@ -3,8 +3,9 @@
 `-deeper`: ten times the convolutions, or residual blocks, of one branch, put before the base's own last layers, which
 is the paper's rule (the counts then differ by up to 12 %, as branches have smaller fully connected layers).
 `-wider`: the convolutions of one branch, with as many filters as it takes. The paper gives no widths; these match the
-experts' parameters to 1 %. `alexnet-c100-conv4`: one more convolution of 64 filters (depth against
-specialisation). They are trained as bases; their experts would be those of the network they are made from.
+experts' parameters to 1 %. `alexnet-c100-conv4` and `alexnet-caffe-conv6`: one more convolution, that of a branch
+(depth against specialisation). They are trained as bases; their experts would be those of the network they are made
+from.
 """
 
 from collections import OrderedDict
@@ -14,7 +15,7 @@ from functools import partial
 
 from torch import nn
 
-from nofe.architectures.alexnet import ALEXNET_C100, alexnet_c100_head
+from nofe.architectures.alexnet import ALEXNET_C100, ALEXNET_CAFFE, alexnet_c100_head, alexnet_caffe_head
 from nofe.architectures.architecture import Architecture
 from nofe.architectures.caffe import convolution, gaussian, xavier
 from nofe.architectures.resnet import RESNET56_C100, ResidualBlock, resnet_head
@@ -33,6 +34,13 @@ def _vgg(convolutions: int, width: int) -> Head:
     layer = partial(convolution, kernel=3, padding=1, filler=xavier, rate=(1, 2))
     numbers = [f"4_{number}" for number in range(1, 1 + convolutions)]
     return _with_convolutions(numbers, 256, width, layer, vgg_head)
+
+
+def _caffe() -> Head:
+    layer = partial(
+        convolution, kernel=3, padding=1, groups=2, bias=0.1, filler=gaussian(0.01), rate=(1, 2), decay=(1, 0)
+    )
+    return _with_convolutions(["6"], 256, 256, layer, lambda outputs, _: alexnet_caffe_head(outputs))
 
 
 def _with_convolutions(
@@ -72,6 +80,7 @@ MATCHED = (
     _matched(ALEXNET_C100, "deeper", "10 more convolutions: the parameters of 10 experts", _alexnet(10, 64)),
     _matched(ALEXNET_C100, "wider", "1 wide convolution more: parameters and depth of 10 experts", _alexnet(1, 328)),
     _matched(ALEXNET_C100, "conv4", "1 more convolution of 64 filters: the depth of experts", _alexnet(1, 64)),
+    _matched(ALEXNET_CAFFE, "conv6", "1 more convolution of 256 filters: the depth of experts", _caffe()),
     _matched(VGG11_C100, "deeper", "20 more convolutions: the parameters of 10 experts", _vgg(20, 256)),
     _matched(VGG11_C100, "wider", "2 wide convolutions more: parameters and depth of 10 experts", _vgg(2, 734)),
     _matched(RESNET56_C100, "deeper", "10 more blocks: the parameters of 10 experts", _resnet(10, 256)),
