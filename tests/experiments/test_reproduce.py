@@ -16,7 +16,16 @@ from nofe.errors import UserError
 from nofe.experiments import measures
 from nofe.experiments.index import Index
 from nofe.experiments.page import cells, overview, table_in_words
-from nofe.experiments.reproduce import Job, Workshop, keys_of_experiment, missing, reproduce, run_job, time_inference
+from nofe.experiments.reproduce import (
+    Job,
+    Workshop,
+    keys_of_experiment,
+    missing,
+    reproduce,
+    require_images,
+    run_job,
+    time_inference,
+)
 from nofe.experiments.results import results_in
 from nofe.experiments.tables import (
     KS,
@@ -137,11 +146,16 @@ def test_what_is_measured_on_a_run_is_filed_with_it(
     assert [job.name for job in missing([both], 1, [plain, earlier])] == ["both-seed0"], "measured by another recipe"
 
 
-def test_images_that_are_not_there_are_missed_before_any_run_is_begun(workshop: Workshop) -> None:
+def test_images_that_are_not_there_are_missed_before_any_run_is_begun(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = [Job(on_data(row.experiment, "folder:nowhere"), 0) for row in TABLES["imagenet"].rows]
     with pytest.raises(UserError, match=r"nowhere: no such folder, and 5 runs want it; .* --dataset folder:PATH"):
         reproduce(jobs, workshop, side_by_side=2)
     assert not workshop.runs.exists()
+    (tmp_path / "data" / "imagenet").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    require_images([Job(on_data(row.experiment, "folder:data/imagenet"), 0) for row in TABLES["imagenet"].rows])
 
 
 def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(tmp_path: Path, workshop: Workshop) -> None:

@@ -156,7 +156,7 @@ def reproduce(
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Run the jobs, `side_by_side` at a time, and file each result."""
-    require_images(jobs, workshop)
+    require_images(jobs)
     _choose_kernels(jobs, workshop)
     work = partial(run_job, workshop=workshop)
     outcome = run_side_by_side(jobs, work, at_once=side_by_side, minutes=minutes, say=say)
@@ -167,11 +167,11 @@ def reproduce(
     return outcome
 
 
-def require_images(jobs: Sequence[Job], workshop: Workshop) -> None:
+def require_images(jobs: Sequence[Job]) -> None:
     """That folders and shards are there, before processes are started for each to find that they are not."""
     for name in {job.config.data.name for job in jobs}:
         kind, _, path = name.partition(":")
-        if kind in ("folder", "shards") and not (workshop.data_root / Path(path).expanduser()).exists():
+        if kind in ("folder", "shards") and not Path(path).expanduser().exists():
             wanted_by = sum(job.config.data.name == name for job in jobs)
             raise UserError(
                 f"{path}: no such folder, and {wanted_by} runs want it; say where ImageNet lies with --dataset "
