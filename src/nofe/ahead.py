@@ -23,16 +23,14 @@ import torch
 from torch import nn
 
 from nofe import config as configuration
-from nofe.architectures import Architecture
 from nofe.architectures.zoo import trust
 from nofe.config import RunConfig, architecture_of
 from nofe.data.batches import DeviceImages
 from nofe.data.dataset import ImageSet
 from nofe.data.workers import cores
 from nofe.evaluation import accuracy
-from nofe.experts.network import NetworkOfExperts, make_fast, plant_experts
+from nofe.experts.network import NetworkOfExperts, make_fast, plant_at_random
 from nofe.frozen import frozen, images_at_once, is_worth_measuring
-from nofe.specialties import random_balanced
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime, cudnn_not_searching, drawing_aside, make_runtime
@@ -164,11 +162,6 @@ def with_kernels_chosen(config: RunConfig, classes: int, images: int, runtime: R
     crop = config.experts.augmentation.crop
     make_fast(network, (min(config.experts.batch, images), 3, crop, crop), runtime)
     return network
-
-
-def plant_at_random(architecture: Architecture, classes: int, experts: int) -> NetworkOfExperts:
-    """Where only shapes and times matter: they are those of any partition into even parts."""
-    return plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
 
 
 def compile_experts(order: Order, runtime: Runtime) -> None:

@@ -18,7 +18,7 @@ from nofe.runs import Run
 from nofe.specialties import wordnet_specialties
 from nofe.stages import recipe_of_stage
 from nofe.training.ranks import Ranks
-from nofe.training.recipe import Recipe
+from nofe.training.recipe import Recipe, recipe_field
 
 
 def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
@@ -85,10 +85,9 @@ def _require_batches_to_normalise(config: RunConfig, dataset: Dataset) -> None:
                 trunk.train(not config.adapt.frozen_trunk)
                 architecture.branch(1).train()(trunk(torch.zeros(1, 3, crop, crop)))
         except ValueError as error:  # so torch.nn.functional.batch_norm
-            field = {"base": "experts", "base-paper": "base.paper"}.get(stage, stage)
             raise UserError(
-                f"{field}.batch=1: {architecture.name} normalises a map of one pixel over the images of a batch; "
-                f"use 2 or more, or larger images"
+                f"{recipe_field(stage)}.batch=1: {architecture.name} normalises a map of one pixel over the images of "
+                "a batch; use 2 or more, or larger images"
             ) from error
 
 

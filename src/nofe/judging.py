@@ -13,7 +13,7 @@ from nofe.checks import has_same_images, require_same_images
 from nofe.config import DataConfig, RunConfig
 from nofe.data import ImageSet, is_listed, list_images, load_dataset
 from nofe.data.pictures import NOTHING_HELD_OUT, Chosen, Listing, Pictures, fraction_of
-from nofe.data.stored import StoredImages
+from nofe.data.stored import StoredImages, with_reasons
 from nofe.data.survey import survey
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.data.workers import Workers
@@ -116,7 +116,7 @@ def _readable(stored: StoredImages, where: str, *, skip: bool) -> StoredImages:
     unreadable = survey(stored.pictures, stored.image_size, stored.workers).unreadable
     if not unreadable:
         return stored
-    told = [f"{stored.pictures.name(i)} ({reason})" for i, reason in unreadable.items()]
+    told = with_reasons(stored.pictures, unreadable)
     stop_or_leave_out(where, told, len(stored), skip=skip, option="pass --skip-unreadable")
     readable = np.ones(len(stored), dtype=np.bool_)
     readable[list(unreadable)] = False

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from nofe.ahead import plant_at_random
 from nofe.architectures import Architecture, architecture_named
 from nofe.bench.stand_ins import recipe_of
 from nofe.data import is_listed, list_images
@@ -27,7 +26,7 @@ from nofe.data.stored import StoredImages
 from nofe.data.stream import batches_over, on_device
 from nofe.data.workers import Workers
 from nofe.errors import UserError
-from nofe.experts.network import make_fast
+from nofe.experts.network import make_fast, plant_at_random
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime, environment

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nofe.ahead import plant_at_random
 from nofe.architectures import Architecture, architecture_named
 from nofe.data import Dataset
 from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.errors import UserError
-from nofe.experts.network import NetworkOfExperts, make_fast
+from nofe.experts.network import NetworkOfExperts, make_fast, plant_at_random
 from nofe.training.launch import MODES, in_mode
 from nofe.training.loop import Objective, TrainState, start_training, train_epoch
 from nofe.training.optimizer import optimizer_tensors

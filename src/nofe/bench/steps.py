@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from nofe.ahead import plant_at_random
 from nofe.architectures import Architecture, architecture_named, parameter_count
 from nofe.bench.cases import Case
 from nofe.bench.stand_ins import first_batches, noise, recipe_of, same_step
 from nofe.data.batches import Batches
 from nofe.errors import UserError
-from nofe.experts.network import make_fast
+from nofe.experts.network import make_fast, plant_at_random
 from nofe.frozen import FrozenNetwork
 from nofe.training.launch import compile_blocks, in_mode, launcher, launches_in, milliseconds
 from nofe.training.loop import Objective, start_training

@@ -75,7 +75,7 @@ class StoredImages(ImageSet):
             return self.known_mean
         _say_if_many(len(self))
         found = _survey(self)
-        names = _with_reasons(self.pictures, found.unreadable)
+        names = with_reasons(self.pictures, found.unreadable)
         stop_or_leave_out("training images", names, len(self), skip=False, option="begin a run with --skip-unreadable")
         return _mean(found.total, len(self))
 
@@ -148,7 +148,7 @@ def look_through(dataset: Dataset, *, skip_unreadable: bool) -> Looked:
     for part, stored in (("train", train), ("test", test)):
         if unreadable := found[part].unreadable:
             names[part] = [stored.pictures.name(i) for i in unreadable]
-            told += _with_reasons(stored.pictures, unreadable)
+            told += with_reasons(stored.pictures, unreadable)
     where = dataset.name.partition(":")[2] or dataset.name
     stop_or_leave_out(where, told, count, skip=skip_unreadable, option="pass --skip-unreadable")
     return Looked(names, _mean(found["train"].total, len(train) - len(found["train"].unreadable)))
@@ -176,7 +176,7 @@ def _survey(images: StoredImages) -> Survey:
     return survey(images.pictures, images.image_size, images.workers)
 
 
-def _with_reasons(pictures: Pictures, unreadable: Mapping[int, str]) -> list[str]:
+def with_reasons(pictures: Pictures, unreadable: Mapping[int, str]) -> list[str]:
     return [f"{pictures.name(i)} ({reason})" for i, reason in unreadable.items()]
 
 

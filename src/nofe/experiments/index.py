@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nofe.experiments.reproduce import keys_of, keys_of_experiment
+from nofe.experiments.reproduce import Job, keys_of, keys_of_experiment
 from nofe.experiments.tables import TABLES, Experiment, Row
 
 MOST_SEEDS = 20
@@ -67,9 +67,8 @@ class Index:
         """What was measured beside accuracy on the runs of an experiment, by seed."""
         found = {}
         for seed in range(MOST_SEEDS):
-            keys = keys_of_experiment(experiment, seed)
             for result in self._by_experiment.get((experiment.name, seed), ()):
-                if measure in result and keys_of(result) == keys:  # else it is of an earlier recipe
+                if measure in result and Job(experiment, seed).made(result):  # else it is of an earlier recipe
                     found[seed] = result[measure]
                     break
         return found

@@ -25,7 +25,7 @@ from nofe.experiments.tables import (
     Table,
     row_of,
 )
-from nofe.report.text import listed
+from nofe.report.text import listed, span_in_words
 
 Result = Mapping[str, Any]
 CIFAR_IMAGES = 50_000  # to train on
@@ -110,12 +110,7 @@ def specialties_in_words(measured: Sequence[Measured]) -> str:
     if not of_runs:
         return ""
     sizes = [size for of_run in of_runs for size in of_run]
-    return f"{_span([len(of_run) for of_run in of_runs])} of {_span(sizes)} classes"
-
-
-def _span(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low} to {high}"
+    return f"{span_in_words([len(of_run) for of_run in of_runs])} of {span_in_words(sizes)} classes"
 
 
 def notes_on(table: Table, measured: Mapping[str, Sequence[Measured]]) -> list[str]:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -14,7 +15,7 @@ from nofe.architectures.line import first_line
 from nofe.experts import kernels
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts, NotFusable, fuse, unfuse
-from nofe.specialties import Specialties
+from nofe.specialties import Specialties, random_balanced
 from nofe.training.runtime import Runtime, cudnn_not_searching, drawing_aside
 
 ROUNDING = 0.02  # of the largest logit: TensorFloat-32 through a few layers
@@ -229,6 +230,11 @@ def plant_experts(architecture: Architecture, specialties: Specialties) -> Netwo
     trunk = architecture.trunk_of_experts()
     branches = [architecture.branch(int(size)) for size in specialties.sizes]
     return NetworkOfExperts(trunk, branches, specialties)
+
+
+def plant_at_random(architecture: Architecture, classes: int, experts: int) -> NetworkOfExperts:
+    """Where only shapes and times matter: they are those of any partition into even parts."""
+    return plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
 
 
 def grow_experts(architecture: Architecture, specialties: Specialties, generalist: nn.Module) -> NetworkOfExperts:

@@ -12,6 +12,11 @@ SMALL = 64  # pixels a side that are made for small images: a photo loses more t
 MUCH_LARGER = 2  # times
 
 
+def span_in_words(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def comparison(summary: dict[str, Any]) -> str:
     """Base, generalist and experts side by side."""
     rows = [

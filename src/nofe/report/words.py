@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nofe.report.record import Record
-from nofe.report.text import network_name
+from nofe.report.text import network_name, span_in_words
 from nofe.specialties import rule_named
 
 RECIPE_HEAD = (
@@ -54,8 +54,7 @@ def _data(record: Record) -> str:
 
 def _experts(record: Record) -> str:
     asked, sizes = record.config["specialties"]["count"], record.specialties.sizes
-    span = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-    words = f"K = {len(sizes)}, with {span} classes each"
+    words = f"K = {len(sizes)}, with {span_in_words(sizes.tolist())} classes each"
     as_asked = len(sizes) == asked or record.config["specialties"]["rule"] == "groups"
     return words if as_asked else f"{words}; {asked} were asked for, the rule left the others empty"
 

@@ -22,7 +22,7 @@ from nofe.training.launch import compile_blocks, compiled, launch_all, launcher
 from nofe.training.mended import mend_pooling
 from nofe.training.optimizer import backward_and_step, optimizer_of, set_rate, weights_may_have_changed
 from nofe.training.progress import Progress
-from nofe.training.recipe import Recipe, rate_at
+from nofe.training.recipe import Recipe, rate_at, recipe_field
 from nofe.training.runtime import Runtime
 from nofe.training.sync_norm import synchronise_batch_norm
 
@@ -192,8 +192,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 def _require_finite(state: TrainState, epoch: int) -> None:
     loss, _ = state.mean_loss_and_accuracy()
     if not math.isfinite(loss):
-        recipe = {"base": "experts", "base-paper": "base.paper"}.get(state.stage, state.stage)
         raise RunError(
             f"{state.stage}: the loss is not finite in epoch {epoch + 1}, at or before step {state.step}; "
-            f"try a lower rate (--set {recipe}.rate={state.recipe.rate / 10:g}) in a new run"
+            f"try a lower rate (--set {recipe_field(state.stage)}.rate={state.recipe.rate / 10:g}) in a new run"
         )

@@ -85,3 +85,8 @@ def _require(holds: bool, name: str, value: object, advice: str) -> None:
 def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UserError(f"{name}={value}: there is none; use {', '.join(known[:-1])} or {known[-1]}")
+
+
+def recipe_field(stage: str) -> str:
+    """The field of a configuration that holds what a stage is trained by; the base follows the experts' recipe."""
+    return {"base": "experts", "base-paper": "base.paper"}.get(stage, stage)
