@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -46,19 +47,25 @@ def test_a_signal_to_the_group_saves_the_run(tmp_path: Path, number: signal.Sign
     assert list((tmp_path / "run" / "checkpoint").iterdir())
 
 
+def signal_with_the_first_image(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no other: threads that still read would signal when nobody is waiting for it any more."""
+    read, first = pictures.Files.source, threading.Lock()
+
+    def signalling(self: pictures.Files, index: int) -> pictures.Source:
+        if first.acquire(blocking=False):
+            os.kill(os.getpid(), number)
+        return read(self, index)
+
+    monkeypatch.setattr(pictures.Files, "source", signalling)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_signal_while_images_are_read_ends_it_at_once(
     shades: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, stream: bool
 ) -> None:
     """Though a run would go on to its first step, which may be an hour away."""
-    read = pictures.Files.source
-
-    def signalling(self: pictures.Files, index: int) -> pictures.Source:
-        os.kill(os.getpid(), number)
-        return read(self, index)
-
-    monkeypatch.setattr(pictures.Files, "source", signalling)
+    signal_with_the_first_image(number, monkeypatch)
     asked: list[int] = []
     told = f"folder:{shades}: while its images were .*: stopped by signal {number:d}, nothing is lost; run the same"
     with on_signals_to_end(asked.append):
@@ -72,7 +79,7 @@ def test_a_signal_while_images_are_read_ends_it_at_once(
 
 
 def test_reading_alone_leaves_signals_to_the_program(shades: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures.Files, "source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal_with_the_first_image(signal.SIGINT, monkeypatch)
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background has it ignored
     try:
         with pytest.raises(KeyboardInterrupt):
