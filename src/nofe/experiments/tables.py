@@ -229,7 +229,7 @@ SIZES = Table(
                 f"{ALEXNET}-elasso-k10-lambda{strength}",
                 with_settings(
                     _experts(ALEXNET, "elasso").config,
-                    [f"specialties.strength={strength}", "until=specialties", "precision=bf16"],
+                    [f"specialties.strength={strength}", "until=specialties"],
                 ),
             ),
             "generalist",
