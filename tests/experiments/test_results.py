@@ -11,7 +11,7 @@ import pytest
 from conftest import small_dataset, small_run
 from nofe.config import to_json
 from nofe.errors import UserError
-from nofe.experiments.claims import Comparison, Judged, judged
+from nofe.experiments.claims import Comparison, Judged, inverted_u, judged
 from nofe.experiments.index import Index
 from nofe.experiments.markdown import results_page
 from nofe.experiments.page import table_in_words
@@ -335,3 +335,22 @@ def test_what_was_measured_on_a_run_is_found_whatever_other_files_there_are(quic
     )
     older["config"]["experts"]["rate"] = 0.5
     assert Index([newer, older]).measures(row.experiment, "retrieval") == {}, "of an earlier recipe"
+
+
+@pytest.mark.parametrize(
+    ("means", "outcomes"),
+    [
+        ((53, 55, 58, 56, 54), ["held", "held"]),
+        ((53, 55, 56, 57, 60), ["held", "not held"]),  # it rises to the last K, which is not compared with itself
+        ((60, 55, 56, 57, 54), ["not held", "held"]),
+    ],
+)
+def test_an_inverted_u_has_a_k_between_above_both_ends(means: tuple[float, ...], outcomes: list[str]) -> None:
+    by_label = {f"fully-balanced, K={count}": mean for count, mean in zip((2, 5, 10, 20, 50), means, strict=True)}
+
+    def figure(table: str, label: str) -> list[float]:
+        return [by_label[label] + noise for noise in (-0.1, 0.0, 0.1)] if label in by_label else []
+
+    fully_balanced, elasso = inverted_u(figure)[:2], inverted_u(figure)[2:]
+    assert [comparison.outcome for comparison in fully_balanced] == outcomes
+    assert [comparison.outcome for comparison in elasso] == ["not measured"]

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from nofe.experiments.index import Index, Measured
 from nofe.experiments.tables import (
@@ -133,7 +132,7 @@ def judged(index: Index) -> list[Judged]:
             ),
         ),
         Judged("Neither depth nor parameters explain the gain", tuple(_sizes(figure))),
-        Judged("Accuracy over K is an inverted U", tuple(_inverted_u(figure))),
+        Judged("Accuracy over K is an inverted U", tuple(inverted_u(figure))),
     ]
 
 
@@ -200,17 +199,18 @@ def _sizes(figure: Figure) -> list[Comparison]:
     ]
 
 
-def _inverted_u(figure: Figure) -> list[Comparison]:
-    """Up to the best K, down after it; that it is neither the first nor the last is one comparison each."""
-    by_count = {count: figure("table-1", f"fully-balanced, K={count}") for count in KS}
+def inverted_u(figure: Figure) -> list[Comparison]:
+    """Of the K between, the best is above the first and the last, by each of the paper's rules."""
+    return [comparison for rule in ("fully-balanced", "elasso") for comparison in _inner_against_ends(figure, rule)]
+
+
+def _inner_against_ends(figure: Figure, rule: str) -> list[Comparison]:
+    by_count = {count: figure("table-1", f"{rule}, K={count}") for count in KS}
+    first, *inner, last = KS
     if not all(by_count.values()):
-        return [Comparison("fully-balanced, a K between 2 and 50 above both", (), ())]
-    best = max(by_count, key=lambda count: statistics.mean(by_count[count]))
-    comparisons = [
-        Comparison(f"fully-balanced, best K={best} and K={end}", by_count[best], by_count[end]) for end in (2, 50)
+        return [Comparison(f"{rule}, a K between {first} and {last} above both", (), ())]
+    best = max(inner, key=lambda count: statistics.mean(by_count[count]))
+    return [
+        Comparison(f"{rule}, K={best}, the best between, and K={end}", by_count[best], by_count[end])
+        for end in (first, last)
     ]
-    rising = [(a, b) for a, b in pairwise(KS) if b <= best]
-    falling = [(a, b) for a, b in pairwise(KS) if a >= best]
-    comparisons += [Comparison(f"K={b} and K={a}", by_count[b], by_count[a]) for a, b in rising]
-    comparisons += [Comparison(f"K={a} and K={b}", by_count[a], by_count[b]) for a, b in falling]
-    return comparisons
