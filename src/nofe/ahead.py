@@ -36,6 +36,7 @@ from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime, cudnn_not_searching, drawing_aside, make_runtime
 
 PARTS = ("training", "evaluation")  # each about half of the work
+USED_LATER = ("torch._inductor.compile_fx", "matplotlib.backends.backend_agg")  # seconds to import, each
 PATIENCE_SECONDS = 120.0  # then the stage compiles what is missing itself
 log = logging.getLogger("nofe")
 
@@ -91,7 +92,7 @@ class CompilingAhead:
             assert process.stdin is not None
             with suppress(BrokenPipeError), process.stdin:  # one that failed at once
                 process.stdin.write(json.dumps(asdict(order)))
-        runtime.meanwhile.append(_import_compiler)
+        runtime.meanwhile.extend(partial(_import, name) for name in USED_LATER)
         if not _draws(network, crop, runtime):
             runtime.meanwhile.extend(
                 partial(self._rehearse, order, of) for order, of in zip(orders, self._processes, strict=True)
@@ -122,9 +123,9 @@ class CompilingAhead:
             process.wait()
 
 
-def _import_compiler() -> bool:
-    with suppress(ImportError):  # the stage will say what is missing
-        importlib.import_module("torch._inductor.compile_fx")  # takes seconds
+def _import(name: str) -> bool:
+    with suppress(ImportError):  # who uses it will say what is missing
+        importlib.import_module(name)
     return True
 
 
@@ -185,7 +186,7 @@ def compile_experts(order: Order, runtime: Runtime) -> None:
 
 def _start_compiling_processes() -> None:
     """Torch starts them with the first graph, and compiles one kernel after another until they are there."""
-    _import_compiler()
+    _import("torch._inductor.compile_fx")
     start = getattr(importlib.import_module("torch._inductor.async_compile"), "maybe_warm_pool", None)
     if start is not None:
         start()

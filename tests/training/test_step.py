@@ -551,3 +551,35 @@ def test_a_step_that_fails_in_another_thread_fails() -> None:
     with pytest.raises(ValueError, match="out of order"):
         launch.launch_while_preparing(fails, replace(ON_CPU, meanwhile=[lambda: True]))
     assert sys.getswitchinterval() == usual
+
+
+def test_launches_that_give_way_are_a_few_steps_ahead_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a GPU that ends a step only when it is waited for."""
+    launched, ended, ahead = [0], [0], []
+
+    class Graph:
+        def replay(self) -> None:
+            launched[0] += 1
+            ahead.append(launched[0] - ended[0])
+
+    class Event:
+        def __init__(self, blocking: bool) -> None:
+            assert blocking, "to wait must leave the processor to the thread that prepares"
+
+        def record(self) -> None:
+            self.step = launched[0]
+
+        def synchronize(self) -> None:
+            ended[0] = self.step
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    step = CapturedStep(lambda: None)
+    step._graph = Graph()  # type: ignore[assignment]
+    with step.giving_way():
+        for _ in range(20):
+            step()
+    assert max(ahead) == launch.UNDER_WAY + 1
+    assert ahead[-1] == launch.UNDER_WAY + 1, "and the GPU always has work"
+    for _ in range(20):
+        step()
+    assert ahead[-1] == launch.UNDER_WAY + 20

@@ -5,9 +5,10 @@ Small networks keep a GPU waiting for the processor that launches their kernels;
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MethodType
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ MODES = ("eager", "captured", "compiled", "compiled+captured")
 NEVER_CALLED = (nn.Module, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (nn.Sequential, *NEVER_CALLED)
 PREPARING_GIVES_WAY_AFTER = 0.0005  # seconds: to the thread that launches steps
+UNDER_WAY = 4  # steps that wait for the GPU while another thread prepares something
 EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -44,6 +46,20 @@ class CapturedStep:
         self._step = step
         self._taken = 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._ends: deque[torch.cuda.Event] | None = None
+
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """A few steps ahead of the GPU, not as many as its queue holds.
+
+        Who launches into a full queue keeps the driver to itself until there is room; whatever another thread asks of
+        the GPU meanwhile, if only to copy a weight, takes a good part of a step.
+        """
+        self._ends = deque()
+        try:
+            yield
+        finally:
+            self._ends = None
 
     @property
     def is_captured(self) -> bool:
@@ -68,12 +84,18 @@ class CapturedStep:
             while _left_for_after:
                 _left_for_after.pop()()
         self._graph.replay()
+        if self._ends is not None:
+            self._ends.append(torch.cuda.Event(blocking=True))
+            self._ends[-1].record()
+            if len(self._ends) > UNDER_WAY:
+                self._ends.popleft().synchronize()
 
 
 def launch_all(steps: Callable[[], None], launch: Callable[[], None], runtime: Runtime) -> None:
     """`steps` makes many launches of `launch`; captured ones leave this thread free for what is to be prepared."""
     if runtime.meanwhile and isinstance(launch, CapturedStep) and launch.is_captured:
-        launch_while_preparing(steps, runtime)
+        with launch.giving_way():
+            launch_while_preparing(steps, runtime)
     else:
         steps()
 
