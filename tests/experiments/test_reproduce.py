@@ -257,13 +257,15 @@ def test_the_list_counts_runs_and_minutes() -> None:
         ["first", "0/3", "missing"],
         ["second", "0/3", "missing"],
     ]
-    assert states([])[0][4] == "a title"
+    assert states([])[0][5] == "a title"
     whole, first, second = (float(line[3]) for line in states([]))
     assert max(first, second) < whole < first + second, "the generalist is paid for once"
     some = [result(one.seeded(0), 0.5)]
     assert [line[1:3] for line in states(some)] == [["1/6", "in part"], ["1/3", "in part"], ["0/3", "missing"]]
     every = [result(one.seeded(seed), 0.5) for seed in range(3)]
-    assert states(every)[1] == ["first", "3/3", "done"]
+    assert states(every)[1] == ["first", "3/3", "done", str(first)], "what it cost, and nothing is missing"
+    left, _, _ = (line[3:5] for line in states(some))
+    assert float(left[0]) == whole > float(left[1]) > second
     assert "one" in table_in_words(Table("t", "", (Row("one", one),)), every)
 
 
@@ -277,8 +279,8 @@ def test_the_list_has_every_table_every_row_and_totals() -> None:
     [every] = [line for line in lines if line.startswith("total, everything")]
     of_tables = (overview([table], 3, results_in(ROOT / "results"), {}) for table in tables_named(["all"]))
     minutes = [re.split(r"  +", text.splitlines()[2])[3] for text in of_tables]
-    alone = sum(float(figure) for figure in minutes if figure[0].isdigit())
-    assert 0 < float(paper.split()[-1]) < alone, "tables have stages in common"
+    whole, *missing = (float(cell) for cell in re.split(r"  +", paper)[3:])
+    assert sum(missing) < whole < sum(map(float, minutes)), "tables have stages in common"
     assert "more than" in every, "nobody has measured ImageNet's steps"
 
 

@@ -60,7 +60,7 @@ def retrieval_cells(index: Index) -> list[tuple[str, ...]]:
 
 
 def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth) -> str:
-    """Every table with its rows: how many of its runs are done, and an estimate of what the missing ones cost.
+    """Every table with its rows: how many of its runs are done, and an estimate of what all and the missing ones cost.
 
     Rows have stages in common: each has the price that it has by itself, a table and the total pay for a stage once.
     """
@@ -73,7 +73,7 @@ def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str,
     for title, counted in (("the paper on CIFAR-100", tables_named(["all"])), ("everything", list(TABLES.values()))):
         if len(tables) > 1 and all(table in tables for table in counted):
             lines.append((f"total, {title}", *_state(experiments_of(counted), seeds, results, growth)))
-    head = ("", "runs done", "state", "GPU minutes missing")
+    head = ("", "runs done", "state", "GPU minutes", "missing")
     names, rule, *listed = text_table(head, lines).splitlines()
     listed = [f"{line}  {titles[place]}" if place in titles else line for place, line in enumerate(listed)]
     notes = "Minutes are estimates for an H200 with each run alone on it; side by side they are fewer."
@@ -82,12 +82,13 @@ def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str,
 
 def _state(
     experiments: Sequence[Experiment], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth
-) -> tuple[str, str, str]:
-    """Runs that are done, of how many; a word for it; minutes that are missing."""
+) -> tuple[str, str, str, str]:
+    """Runs that are done, of how many; a word for it; minutes of all of them, and of those that are missing."""
     there = keys_with_results(results)
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
     done = sum(job.done(there, results) for job in jobs)
+    counted, whole = f"{done}/{len(jobs)}", str(left_of(experiments, seeds, [], growth))
     if done == len(jobs):
-        return f"{done}/{len(jobs)}", "done", ""
+        return counted, "done", whole, ""
     state = "in part" if done else "missing"
-    return f"{done}/{len(jobs)}", state, str(left_of(experiments, seeds, results, growth))
+    return counted, state, whole, str(left_of(experiments, seeds, results, growth))
