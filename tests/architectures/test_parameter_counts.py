@@ -195,6 +195,19 @@ def test_wider_bases_match_ten_experts_in_parameters_and_depth(name: str) -> Non
     assert layers_with_weights(f"{name}-wider") == layers_with_weights(name) + ADDED[name]
 
 
+@pytest.mark.parametrize("name", ["alexnet-c100", "vgg11-c100"])
+def test_maps_keep_their_scale_through_the_layers_of_deeper_bases(name: str) -> None:
+    """Drawn like those of a branch, ten layers of AlexNet-C100 would leave a ten millionth of them."""
+    torch.manual_seed(0)
+    base = ARCHITECTURES[f"{name}-deeper"].classifier(100).eval()
+    with torch.no_grad():
+        maps = base.trunk(60 * torch.randn(16, 3, 32, 32))
+        before = float(maps.square().mean().sqrt())
+        for layer, module in base.head.named_children():
+            maps = module(maps) if layer != "head" else maps
+    assert 0.3 < float(maps.square().mean().sqrt()) / before < 3
+
+
 @pytest.mark.parametrize("name", ["alexnet-c100", "vgg11-c100", "resnet56-c100"])
 def test_deeper_bases_have_ten_times_the_convolutions_of_a_branch(name: str) -> None:
     assert layers_with_weights(f"{name}-deeper") == layers_with_weights(name) + 10 * ADDED[name]

@@ -93,7 +93,7 @@ def table_section(table: Table, index: Index, drawn: Mapping[str, bytes], missin
             "| " + " | ".join([label, accuracy, each, *rest, specialties_in_words(measured[row.label])]) + " |"
         )
     found = [one for ones in measured.values() for one in ones]
-    parts = (f"`nofe reproduce {table.name}`.", provenance(found), missing, *notes_on(table, measured))
+    parts = (f"`nofe reproduce {table.name}`.", provenance(found), missing, table.note, *notes_on(table, measured))
     lines += ["", " ".join(part for part in parts if part)]
     if (picture := f"{table.name}.png") in drawn:
         lines += ["", f"![{table.title}](figures/{picture})"]
