@@ -144,7 +144,7 @@ def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Class
     base = next(iter(bases.values()), None)
     specialties = first_specialties(task, base)
     task.seeded("generalist")
-    generalist = task.architecture.classifier(specialties.count)
+    generalist = task.architecture.generalist(specialties.count)
     if task.run.has(runs.SPECIALTIES) and restored(generalist, task.run, runs.GENERALIST, task.runtime.device):
         return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
     task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out

@@ -350,3 +350,20 @@ def test_fillers_and_multipliers_are_those_of_the_tables(name: str) -> None:
                 expected = Multipliers(rate=float(rate_of), decay=float(decay_of))
                 assert multipliers[f"{layer_name}.{parameter}"] == expected, f"{layer_name}.{parameter}"
     assert not unused
+
+
+def test_the_logits_of_the_generalist_of_nin_are_not_cut_off_at_zero() -> None:
+    """Else some of the ten outputs, or all, die in the first steps; the base's are, as in the release."""
+    torch.manual_seed(0)
+    images = 60 * torch.randn(8, 3, 26, 26)
+    nin = ARCHITECTURES["nin-c100"]
+    base, generalist = nin.classifier(10).eval(), nin.generalist(10).eval()
+    generalist.load_state_dict(base.state_dict())
+    with torch.no_grad():
+        assert float(base(images).min()) == 0
+        assert float(generalist(images).min()) < 0
+    for name, architecture in ARCHITECTURES.items():
+        kinds = [
+            [str(layer) for layer in each(3).modules()] for each in (architecture.classifier, architecture.generalist)
+        ]
+        assert (kinds[0] == kinds[1]) == (name != "nin-c100"), name

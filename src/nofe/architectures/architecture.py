@@ -56,14 +56,20 @@ class Architecture:
     """Of the number of classes of one specialty, 1 or more."""
     experts_trunk: Callable[[], nn.Module] | None = None
     """The trunk under the experts, where it has layers without parameters that the generalist's has not."""
+    generalist_head: Callable[[int], nn.Module] | None = None
+    """The generalist's, where it is another than the base's with as many parameters; it is dropped after stage 1."""
     classifier_layer: Callable[[], str] | None = None
     """Path in the head of its last layer, which is new for every number of outputs; for pretrained weights."""
     branch_is_head: bool = False
     """Branches are made like the head: experts then start from the generalist's, all but the last layer."""
 
     def classifier(self, outputs: int) -> Classifier:
-        """The base, with C outputs, or the generalist, with K."""
+        """The base, with C outputs."""
         return Classifier(self.trunk(), self.head(outputs))
+
+    def generalist(self, outputs: int) -> Classifier:
+        """With K outputs."""
+        return Classifier(self.trunk(), (self.generalist_head or self.head)(outputs))
 
     def trunk_of_experts(self) -> nn.Module:
         """The trunk of a network of experts; it loads the generalist's trunk strictly, key by key."""

@@ -1,9 +1,12 @@
 """NIN-C100, network in network: 1 x 1 convolutions ("cccp") after each larger one (reference.md, Sec. 1.4).
 
-The logits are averages of ReLU outputs, never negative, in head and branch alike (reference Sec. 5, row 26).
+The logits are averages of ReLU outputs, never negative, in the base and in branches (reference Sec. 5, row 26). The
+generalist has no ReLU there: of ten such outputs some die within the first steps, never to give a logit or a gradient
+again, and with some seeds all of them.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 
 from torch import nn
@@ -44,12 +47,12 @@ def nin_trunk() -> nn.Sequential:
     )
 
 
-def nin_head(outputs: int) -> nn.Sequential:
+def nin_head(outputs: int, last: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     """(N, 192, 6, 6) -> (N, outputs)."""
     return nn.Sequential(
         OrderedDict(
             cccp6=_convolution(192, outputs, 1),
-            relu_cccp6=nn.ReLU(),
+            relu_cccp6=last(),
             pool3=nn.AdaptiveAvgPool2d(1),  # 6 x 6 at the paper's size
             flatten=nn.Flatten(),
         )
@@ -80,4 +83,5 @@ NIN_C100 = Architecture(
     trunk=nin_trunk,
     head=nin_head,
     branch=nin_branch,
+    generalist_head=partial(nin_head, last=nn.Identity),
 )

@@ -30,7 +30,7 @@ def measure_update(
     rng = np.random.default_rng(0)
     images = noise(known, classes, max(SAMPLE // part, batch), runtime)
     torch.manual_seed(0)
-    generalist = known.classifier(experts)
+    generalist = known.generalist(experts)
     recipe = recipe_of(known, batch)
     state = start_training("bench", generalist, recipe, 0, runtime)
     specialties = random_balanced(classes, experts, rng)
