@@ -602,7 +602,7 @@ def test_a_run_that_is_none(verb: str, what: str, animals: Path, tmp_path: Path)
 def test_a_run_that_is_not_finished(verb: str, unfinished: Path, animals: Path) -> None:
     picture = [animals / "val" / "ant" / "0.png"] if verb == "predict" else []
     told = refusal(verb, unfinished, *picture)
-    assert "is the run complete? go on with --resume" in told
+    assert f"is the run complete? go on with nofe train --out {unfinished} --resume" in told
 
 
 def test_damaged_weights(finished: Path, animals: Path) -> None:
@@ -621,7 +621,10 @@ def test_predict_on_what_is_no_image(finished: Path, animals: Path, tmp_path: Pa
     empty.mkdir()
     told = "1 of 1 files cannot be read as images (first: {}, not JPEG,"
     assert told.format(text) in refusal("predict", finished, text)
-    assert "nowhere.png: no such file or folder" in refusal("predict", finished, tmp_path / "nowhere.png")
+    nowhere = tmp_path / "nowhere.png"
+    assert f"1 of 1 files cannot be read as images (first: {nowhere}, no such file" in refusal(
+        "predict", finished, nowhere
+    )
     assert "empty: holds no images" in refusal("predict", finished, empty)
     assert "Missing argument" in refusal("predict", finished)
     assert "--top" in refusal("predict", finished, text, "--top", "0")
@@ -800,3 +803,35 @@ def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("nofe.architectures.summaries", interrupted)
     assert refusal("list", code=130) == "interrupted; run the same command again"
+
+
+def test_sweep_takes_what_is_said_of_networks_and_images_to_train() -> None:
+    """But what each run of it has of its own, and what a sweep decides."""
+    import inspect
+
+    from nofe.cli.experiments import sweep
+    from nofe.cli.training import train
+
+    of_train, of_sweep = (set(inspect.signature(each).parameters) for each in (train, sweep))
+    of_a_run = {"seed", "resume", "reuse", "capture", "kernels", "checkpoint_seconds", "workers", "sync_batch_norm"}
+    assert of_train - of_sweep == of_a_run
+
+
+def test_options_out_of_range_and_folders_that_cannot_be(animals: Path, tmp_path: Path) -> None:
+    dataset = ("--dataset", f"folder:{animals}", *SHORT)
+    assert "--checkpoint-seconds" in refusal("train", *dataset, "--checkpoint-seconds", "-1")
+    assert "/proc/x: cannot be made" in refusal("train", *dataset, "--out", "/proc/x")
+    assert "holds other folders (first: train); name an empty folder" in refusal(
+        "pack", animals, animals, "--size", "32"
+    )
+
+
+def test_a_run_that_ended_early_is_gone_on_with_elsewhere(animals: Path, tmp_path: Path) -> None:
+    early, whole = tmp_path / "early", tmp_path / "whole"
+    dataset = ("--dataset", f"folder:{animals}", *SHORT)
+    answered("train", *dataset, "--out", early, "--set", "until=specialties")
+    picture = animals / "val" / "ant" / "0.png"
+    assert f"to end before it (until=specialties); train on in another folder, with nofe train --reuse {early}" in (
+        refusal("predict", early, picture)
+    )
+    assert "generalist: taken from another run" in answered("train", *dataset, "--out", whole, "--reuse", early)

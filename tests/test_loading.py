@@ -14,6 +14,7 @@ from conftest import small_dataset, small_run
 from nofe import inference, runs
 from nofe.data.folder import read_images
 from nofe.errors import UserError
+from nofe.judging import Place
 from nofe.pipeline import train
 from nofe.training.runtime import make_runtime
 
@@ -145,3 +146,28 @@ def test_as_onnx(shipped: Path, tmp_path: Path) -> None:
     program = reference.ReferenceEvaluator(str(tmp_path / "network.onnx"))
     [logits] = program.run(None, {program.input_names[0]: images.numpy()})
     np.testing.assert_allclose(logits, network(images).detach(), atol=1e-3)
+
+
+def test_floats_are_from_0_to_1_as_in_training(shipped: Path, photos: list[Path]) -> None:
+    network = nofe.load(shipped)
+    assert network.read is not None
+    assert network.preprocess is not None
+    pixels = network.read(photos)
+    torch.testing.assert_close(network.preprocess(pixels / 255), network.preprocess(pixels))
+    for wrong in (pixels.float(), pixels / 255 - 0.5):
+        with pytest.raises(UserError, match="floats that are not from 0 to 1; give bytes"):
+            network.preprocess(wrong)
+
+
+def test_a_network_that_was_shipped_is_judged_on_other_images(run: Path, shipped: Path, tmp_path: Path) -> None:
+    names = nofe.load(shipped).class_names
+    for number, name in enumerate(names):
+        (tmp_path / "theirs" / name).mkdir(parents=True)
+        pixels = np.full((40, 40, 3), 20 * number, dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "theirs" / name / "0.png")
+    place = Place(name=f"folder:{tmp_path / 'theirs'}")
+    whole, alone = (inference.evaluate_run(each, make_runtime("cpu"), place) for each in (run, shipped))
+    assert alone["experts"] == whole["experts"]
+    assert alone["images"] == len(names)
+    with pytest.raises(UserError, match=r"environment\.json; these are the files of a network that was shipped"):
+        runs.Run(shipped).read_json(runs.ENVIRONMENT)

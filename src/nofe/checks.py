@@ -8,6 +8,7 @@ import torch
 
 from nofe import config as configuration
 from nofe import runs
+from nofe.architectures.line import first_line
 from nofe.architectures.pretrained import read_weights, require_fitting_weights
 from nofe.config import RunConfig, architecture_of
 from nofe.data import Dataset, is_listed
@@ -58,16 +59,17 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
             )
         if crop == architecture.input_size and architecture.classifier_layer is None:
             continue  # known to fit; a network that is cut here is tried, so that a wrong cut is noticed now
-        try:
-            with torch.device("meta"), torch.inference_mode():  # where only shapes are computed
-                images = torch.zeros(1, 3, crop, crop)
-                architecture.classifier(2).eval()(images)
-                architecture.branch(1).eval()(architecture.trunk_of_experts().eval()(images))
-        except RuntimeError as error:
-            raise UserError(
-                f"{name}.augmentation.crop={crop}: {architecture.name} cannot read images of this size; "
-                f"leave it at {architecture.input_size}"
-            ) from error
+        with torch.device("meta"), torch.inference_mode():  # where only shapes are computed
+            images = torch.zeros(1, 3, crop, crop)
+            base, branch, trunk = architecture.classifier(2), architecture.branch(1), architecture.trunk_of_experts()
+            try:
+                base.eval()(images)
+                branch.eval()(trunk.eval()(images))
+            except RuntimeError as error:
+                raise UserError(
+                    f"{name}.augmentation.crop={crop}: {architecture.name} cannot read images of this size "
+                    f"({first_line(error)}); leave it at {architecture.input_size}"
+                ) from error
 
 
 def _require_batches_to_normalise(config: RunConfig, dataset: Dataset) -> None:

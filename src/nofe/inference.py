@@ -39,6 +39,7 @@ def evaluate_run(path: Path, runtime: Runtime, place: Place | None = None, crops
     predictions = predictions_of(networks, crop_of_stage(finished.config), test, runtime, crops)
     figures: dict[str, Any] = {"run": str(path), "images": len(test), "crops": crops, "dataset": judged.name}
     figures |= {"other_data": not judged.of_the_run, "all_images": judged.whole}
+    figures["held_out"] = judged.of_the_run and finished.config.data.hold_out > 0
     figures |= {stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()}
     specialties = None if finished.config.until == "base" else finished.specialties()
     if specialties is not None and "experts" in predictions:

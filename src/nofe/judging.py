@@ -56,7 +56,8 @@ def images_to_judge_by(
     if not is_listed(data.name):
         return _of_known_data(data, class_names, image_size, run)
     listing = list_images(data.name, test=NOTHING_HELD_OUT)
-    if listing.class_names == class_names and _has_as_many(listing, config.data, run):
+    knows_its_images = run.has(runs.ENVIRONMENT)  # a network that was shipped does not
+    if knows_its_images and listing.class_names == class_names and _has_as_many(listing, config.data, run):
         with suppress(UserError):  # such as an unreadable training image, which other data may have
             dataset = images_of_finished_run(replace(config, data=data), run, runtime)
             if has_same_images(dataset, run):
@@ -73,7 +74,7 @@ def _of_known_data(data: DataConfig, class_names: Sequence[str], image_size: int
     """CIFAR or the glyphs: as the run had them, or else their test images."""
     dataset = load_dataset(data.name, root=Path(data.root), image_size=image_size, seed=data.seed)
     as_in_run = dataset.hold_out(data.hold_out, data.seed) if data.hold_out else dataset
-    if has_same_images(as_in_run, run):
+    if run.has(runs.ENVIRONMENT) and has_same_images(as_in_run, run):
         return ToJudgeBy(as_in_run.test, data.name)
     labels = _as_numbered(data.name, dataset.class_names, class_names)[dataset.test.labels]
     return ToJudgeBy(ImageSet(dataset.test.images, labels), data.name, of_the_run=False)

@@ -81,13 +81,20 @@ class FinishedRun:
         return torch.from_numpy(read_photos(photos, self.mean.shape[-1]))
 
     def preprocess(self, images: Tensor) -> Tensor:
-        """Bytes (N, 3, H, W) to what the network reads (N, 3, h, w)."""
+        """Bytes (N, 3, H, W), or floats from 0 to 1 as `nofe.train` takes them, to what the network reads."""
         if tuple(images.shape[1:]) != self.mean.shape:
             wanted = ", ".join(map(str, self.mean.shape))
             raise UserError(
                 f"images of shape {tuple(images.shape)}: the run was trained on bytes of shape (N, {wanted}); "
                 "read photos with network.read, or resize the images"
             )
+        if images.is_floating_point():
+            if not bool(((images >= 0) & (images <= 1)).all()):
+                raise UserError(
+                    "images: floats that are not from 0 to 1; give bytes (torch.uint8), or what torchvision's ToTensor "
+                    "gives, and leave normalising to the network"
+                )
+            images = (255 * images).round()
         mean = torch.from_numpy(self.mean).to(images.device)
         return centre_crop(images.float() - mean, self.crop)
 

@@ -71,12 +71,23 @@ class Run:
                 f"{self.path}: {MANIFEST} is missing, by which {name} is checked; copy it along with the other files"
             )
         if expected is None or not self.file(name).exists():
-            raise UserError(f"{self.path}: there is no finished {name}; is the run complete? go on with --resume")
+            raise UserError(f"{self.path}: there is no finished {name}; {self._why_not_there(name)}")
         content = self.file(name).read_bytes()
         if hashlib.sha256(content).hexdigest() != expected:
             advice = "put the old one back, or start a new run" if name in GIVEN else "--resume makes it again"
             raise RunError(f"{self.file(name)}: content changed since it was written; {advice}")
         return content
+
+    def _why_not_there(self, name: str) -> str:
+        until = self.read_config().get("until") if self.file(CONFIG).exists() else None
+        if until in ("base", "specialties") and name in (SPECIALTIES, GENERALIST, NETWORK, REPORT):
+            return (
+                f"the run was to end before it (until={until}); train on in another folder, with nofe train --reuse "
+                f"{self.path}"
+            )
+        if name == ENVIRONMENT and self.has(NETWORK):
+            return "these are the files of a network that was shipped; use the folder of the run that it is from"
+        return f"is the run complete? go on with nofe train --out {self.path} --resume"
 
     def read_json(self, name: str) -> Any:
         return json.loads(self.read(name))
@@ -170,8 +181,11 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
         raise UserError(f"{path}: is a file, not a folder; name another folder with --out")
     if not started:
         _refuse_other_content(path)
-    with failing_writes_explained(path):
+    try:
         path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{path}: cannot be made ({reason}); choose another folder with --out") from error
     with _locked(path):
         run = Run(path)
         if started:

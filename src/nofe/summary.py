@@ -30,6 +30,7 @@ def images_before_training(task: Task) -> dict[str, Any]:
         "classes": dataset.classes,
         "train": len(dataset.train),
         "test": len(dataset.test),
+        "held_out": task.config.data.hold_out > 0,
         "stored": dataset.image_size,
         "read": task.config.experts.augmentation.crop,
         "usual": usual_side(task.config.data.name),

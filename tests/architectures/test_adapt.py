@@ -7,6 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -269,7 +270,7 @@ class ShakenInTraining(nn.Sequential):
     [
         (plain(), "conv3", ["cut=conv3: Sequential has no such layer", "did you mean 'conv2'?"]),
         (plain(), "conv1", ["cut=conv1", "nothing comes before it", "cut at one of", "fc2"]),
-        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 6)), "", ["no convolution comes before", "pass cut="]),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 6)), "", ["no convolution comes before", "cut=, or --cut"]),
         (Skips(), "", ["what follows after reads earlier layers", "pass cut= one of late, fc"]),
         (Skips(), "after", ["cut=after", "2 values cross it", "cut at one of late, fc"]),
         (DOUBLES, "", ["Sequential: 1 changes the shape", "pass cut=1 to begin", "branch= of your own"]),
@@ -826,3 +827,39 @@ def test_a_frozen_trunk_does_not_learn_and_keeps_its_statistics() -> None:
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items() if name.startswith("trunk."))
     changed = [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
     assert {"experts.0.bn4.running_mean", "experts.1.conv4.weight"} <= set(changed)
+
+
+def test_experts_that_share_weights_are_refused() -> None:
+    """Fused they would be two, and one of them lost when they are taken apart."""
+    only = nn.Linear(32, 3)
+    with pytest.raises(UserError, match="branch: gives the same module, or the same weights, to several experts"):
+        nofe.convert(plain(), HALVES, cut="fc1", branch=lambda _: only)
+    with pytest.raises(UserError, match="the same weights"):
+        nofe.convert(plain(), HALVES, cut="fc1", branch=lambda _: nn.Sequential(only))
+
+
+def of_no_classes() -> type[nn.Module]:
+    class TakesNothing(nn.Module):
+        pass
+
+    return TakesNothing
+
+
+def broken(classes: int) -> nn.Module:
+    raise RuntimeError("the table of layers is missing\nand more")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (broken, "fails for .* RuntimeError: the table of layers is missing"),
+        (of_no_classes(), "fails for .* TypeError"),
+    ],
+)
+def test_code_of_the_user_that_fails_is_told_with_its_line(
+    function: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"network_of_{function.__name__}"  # known by it from then on
+    monkeypatch.setattr(f"conftest.{name}", function, raising=False)
+    with pytest.raises(UserError, match=rf"'python:conftest:{name}': {said}.*\(.*, line \d+\)"):
+        architecture_named(f"python:conftest:{name}").classifier(2)

@@ -209,8 +209,8 @@ def test_find_images_expands_folders_and_keeps_files(birds: Path) -> None:
 
 
 def test_find_images_names_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.jpg: no such file or folder"):
-        find_images([tmp_path / "gone.jpg"])
+    """A file is told of with the answers of the others."""
+    assert find_images([tmp_path / "gone.jpg"]) == [tmp_path / "gone.jpg"]
     with pytest.raises(UserError, match=re.escape(f"{tmp_path}: holds no images (JPEG")):
         find_images([tmp_path])
 
@@ -222,3 +222,28 @@ def test_read_images_names_the_file(birds: Path) -> None:
     with pytest.raises(UserError) as caught:
         read_images(paths, SIZE)
     assert str(caught.value).startswith(f"{paths[2]}: cannot be read as an image (truncated); so are 1 more; give JPEG")
+
+
+def told(caplog: pytest.LogCaptureFixture, root: Path, **options: str) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "nofe"):
+        load_folder(root, SIZE, **options)  # type: ignore[arg-type]
+    return caplog.messages
+
+
+def test_what_is_judged_by_less_than_one_would_think_is_told(birds: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert told(caplog, birds, test="0.3") == [
+        f"{birds}: has test images, by which is judged; nothing is held out for data.test=0.3"
+    ]
+    (birds / "val/bee/1.png").unlink()
+    assert told(caplog, birds) == [
+        f"{birds / 'val'}: no images of 1 of the 3 classes, which no accuracy will be about: bee"
+    ]
+
+
+def test_images_beside_the_class_folders_are_told(birds: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_image(birds / "train/stray.png")
+    (birds / "train/readme.txt").write_text("text")
+    assert told(caplog, birds) == [
+        f"{birds / 'train'}: 1 images lie beside the class folders and are left out (first: stray.png)"
+    ]

@@ -11,6 +11,7 @@ PHOTOS: dict[str, Any] = {
     "classes": 6,
     "train": 1078,
     "test": 30,
+    "held_out": False,
     "stored": 32,
     "read": 32,
     "usual": 375,
@@ -29,6 +30,10 @@ def test_images_in_one_line_with_a_hint_where_details_are_lost() -> None:
 @pytest.mark.parametrize("change", [{"usual": None}, {"usual": 40}])
 def test_no_hint_without_reason(change: dict[str, Any]) -> None:
     assert images_in_words(PHOTOS | change) == LINE
+
+
+def test_images_that_are_held_out_are_no_test_images() -> None:
+    assert "1,078 training and 30 held-out training images of" in images_in_words(PHOTOS | {"held_out": True})
 
 
 def test_a_network_that_reads_crops() -> None:

@@ -259,7 +259,7 @@ def _last_block(line: Line, model: nn.Module, name: str) -> list[fx.Node]:
     layers = ", ".join(dict.fromkeys(str(step.target) for step in calls)) or line.classifier
     raise UserError(
         f"{name}: no block and no convolution comes before the classifier {line.classifier} (it runs {layers}); "
-        "pass cut= the layer that experts begin with"
+        "name the layer that experts begin with (cut=, or --cut)"
     )
 
 

@@ -261,8 +261,8 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
     except Exception as error:
         require_shapes_alone(error, name)
         raise UserError(
-            f"{name}: cannot read images of {image.shape[-1]} pixels ({first_line(error)}); name another size, "
-            "as in NAME@224"
+            f"{name}: cannot read images of three colours and {image.shape[-1]} pixels ({first_line(error)}); name "
+            "another size, as in NAME@224, or begin with a layer for three channels"
         ) from error
     finally:
         model.train(was_training)

@@ -31,4 +31,20 @@ Settings = Annotated[
 Precision = Annotated[str | None, typer.Option("--precision", help=one_of(PRECISIONS))]
 Kernels = Annotated[str, typer.Option(help=f"{', '.join(KERNELS)}.")]
 Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Start from the library's weights.")]
+WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Start from the weights in this file.")]
+FrozenTrunk = Annotated[bool, typer.Option("--frozen-trunk", help="Train heads and branches alone.")]
+Cut = Annotated[str | None, typer.Option(help="Experts begin with this layer.")]
+BranchWidth = Annotated[float | None, typer.Option(help="Of the layers inside a branch; 1 is full.")]
+Parameters = Annotated[int | None, typer.Option(help="Narrow the branches to so many in all.")]
+SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")]
 Minutes = Annotated[float | None, typer.Option("--minutes", help="Stop after this time; go on with the same command.")]
+
+
+def source_of_weights(pretrained: bool, weights: Path | None) -> str | None:
+    """As the configuration has it."""
+    if pretrained and weights is not None:
+        from nofe.errors import UserError
+
+        raise UserError(f"--pretrained and --weights {weights}: two sources of weights; give one of them")
+    return "pretrained" if pretrained else None if weights is None else str(weights)

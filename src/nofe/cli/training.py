@@ -10,14 +10,22 @@ import typer
 from nofe.cli.options import (
     ArchitectureName,
     Bases,
+    BranchWidth,
     Compile,
+    Cut,
     DataRoot,
     DatasetName,
     Device,
+    FrozenTrunk,
     Kernels,
+    Parameters,
     Precision,
+    Pretrained,
     RecipeName,
     Settings,
+    SkipUnreadable,
+    WeightsFile,
+    source_of_weights,
 )
 
 if TYPE_CHECKING:
@@ -33,12 +41,12 @@ def train(
     experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
     rule: Annotated[str | None, typer.Option(help="How specialties are chosen; see nofe list.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order, augmentation and partition.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from the library's weights.")] = False,
-    weights: Annotated[Path | None, typer.Option(help="Start from the weights in this file.")] = None,
-    frozen_trunk: Annotated[bool, typer.Option("--frozen-trunk", help="Train heads and branches alone.")] = False,
-    cut: Annotated[str | None, typer.Option(help="Experts begin with this layer.")] = None,
-    branch_width: Annotated[float | None, typer.Option(help="Of the layers inside a branch; 1 is full.")] = None,
-    parameters: Annotated[int | None, typer.Option(help="Narrow the branches to so many in all.")] = None,
+    pretrained: Pretrained = False,
+    weights: WeightsFile = None,
+    frozen_trunk: FrozenTrunk = False,
+    cut: Cut = None,
+    branch_width: BranchWidth = None,
+    parameters: Parameters = None,
     base: Bases = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -47,14 +55,15 @@ def train(
         list[Path] | None,
         typer.Option(metavar="RUN", help="Take stages that this run has trained alike from there; repeatable."),
     ] = None,
-    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
+    skip_unreadable: SkipUnreadable = False,
     device: Device = "auto",
     precision: Precision = None,
     compile_: Compile = None,
     capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
     kernels: Kernels = "measure",
     checkpoint_seconds: Annotated[
-        float | None, typer.Option(help="Least time between two checkpoints; by default they take 1% of the time.")
+        float | None,
+        typer.Option(min=0, help="Least time between two checkpoints; by default they take 1% of the time."),
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0 is one a core.")] = 0,
     sync_batch_norm: Annotated[
@@ -75,7 +84,7 @@ def train(
         "data.skip_unreadable": True if skip_unreadable else None,
         "architecture": architecture,
         "recipe": recipe,
-        "adapt.weights": _weights(pretrained, weights),
+        "adapt.weights": source_of_weights(pretrained, weights),
         "adapt.frozen_trunk": True if frozen_trunk else None,
         "adapt.cut": cut,
         "adapt.branch_width": branch_width,
@@ -147,14 +156,6 @@ def _chosen(out: Path, ranks: "Ranks") -> Path:
 def _free(out: Path) -> Path:
     numbered = (out, *(out.with_name(f"{out.name}-{number}") for number in range(2, 10_000)))
     return next(path for path in numbered if not path.exists())
-
-
-def _weights(pretrained: bool, weights: Path | None) -> str | None:
-    if pretrained and weights is not None:
-        from nofe.errors import UserError
-
-        raise UserError(f"--pretrained and --weights {weights}: two sources of weights; give one of them")
-    return "pretrained" if pretrained else None if weights is None else str(weights)
 
 
 def list_() -> None:

@@ -53,7 +53,7 @@ def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = F
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """Files as they are given, and for each folder the images anywhere below it, by name."""
+    """Files as they are given, there or not, and for each folder the images anywhere below it, by name."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -61,10 +61,8 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
             if not below:
                 raise UserError(f"{path}: holds no images ({FORMAT_LIST}); name another folder")
             found.extend(below)
-        elif path.exists():
-            found.append(path)
         else:
-            raise UserError(f"{path}: no such file or folder; check the spelling")
+            found.append(path)
     return found
 
 

@@ -37,6 +37,7 @@ def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
     classes = _find_classes(train_folder)
     if test_folder is not None:
         _refuse_strangers(train_folder, test_folder, classes)
+    _tell_images_beside_classes(train_folder)
     train = _list_images(train_folder, classes, path)
     _require_images_of_each(train, train_folder, classes)
     judged = None
@@ -44,6 +45,7 @@ def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
         judged = _list_images(test_folder, classes, path)
         if not len(judged):
             raise UserError(f"{test_folder}: holds no images ({FORMAT_LIST}) in class folders; add some")
+        _tell_classes_not_judged(judged, test_folder, classes)
     listing = Listing(f"folder:{path}", str(path), tuple(classes), train, judged, _groups(classes))
     return listing.with_test(test, seed, logger.warning)
 
@@ -223,6 +225,30 @@ def _require_images_of_each(train: Files, folder: Path, classes: Sequence[str]) 
         raise UserError(
             f"{folder}: {len(without_images):,} class folders hold no images ({FORMAT_LIST}): "
             f"{some_of([classes[label] for label in without_images])}; add some or remove the folders"
+        )
+
+
+def _tell_classes_not_judged(judged: Files, folder: Path, classes: Sequence[str]) -> None:
+    without_images = sorted(set(range(len(classes))) - set(judged.labels.tolist()))
+    if without_images:
+        logger.warning(
+            "%s: no images of %s of the %s classes, which no accuracy will be about: %s",
+            folder,
+            f"{len(without_images):,}",
+            f"{len(classes):,}",
+            some_of([classes[label] for label in without_images]),
+        )
+
+
+def _tell_images_beside_classes(folder: Path) -> None:
+    with os.scandir(folder) as entries:
+        beside = sorted(entry.name for entry in entries if _is_image(Path(entry.name)) and entry.is_file())
+    if beside:
+        logger.warning(
+            "%s: %s images lie beside the class folders and are left out (first: %s)",
+            folder,
+            f"{len(beside):,}",
+            beside[0],
         )
 
 

@@ -9,21 +9,39 @@ from statistics import median_low
 from PIL import Image
 
 from nofe.data.decode import FORMATS, SUFFIXES
+from nofe.data.layouts import TRAIN_FOLDERS
 
-LOOKED_AT = 9
+LOOKED_AT = 25
 
 
 def usual_side(name: str) -> int | None:
-    """Pixels of the shorter side of the first photos of a data set folder:PATH; None of any other, or without any."""
+    """Pixels of the shorter side of photos of a data set folder:PATH; None of any other, or without any."""
     kind, _, path = name.partition(":")
     if kind != "folder":
         return None
-    sides = [side for side in map(_shorter_side, islice(_photos(Path(path).expanduser()), LOOKED_AT)) if side]
+    sides = [side for side in map(_shorter_side, _photos(Path(path).expanduser())) if side]
     return median_low(sides) if sides else None
 
 
 def _photos(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
+    """The first of some folders, which are spread over all of them; of train/, if there is one."""
+    inside = _folders(folder)
+    train = next((each for each in inside if each.name.lower() in TRAIN_FOLDERS), None)
+    folders = _folders(train) if train is not None else inside
+    some = folders[:: max(1, len(folders) // LOOKED_AT)]
+    for each in some:
+        yield from islice(_photos_below(each), max(1, LOOKED_AT // len(some)))
+
+
+def _folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
+def _photos_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
         yield from (Path(parent, name) for name in sorted(names) if Path(name).suffix.lower() in SUFFIXES)
 
 

@@ -125,6 +125,9 @@ class _Manifest:
         if earlier is None:
             if any(folder.glob("*.tar")):
                 raise UserError(f"{folder}: holds shards of another origin; name an empty folder")
+            others = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+            if others:  # such as the images themselves
+                raise UserError(f"{folder}: holds other folders (first: {others[0]}); name an empty folder")
             return
         for name in ("format", "settings", "source"):
             if earlier.get(name) != self.head[name]:

@@ -168,6 +168,8 @@ class Listing:
 
     def with_test(self, test: str, seed: int, say: Callable[[str], None]) -> "Listing":
         """Hold a part of the training images out, class by class, where there is no test part."""
+        if self.test is not None and test not in (DEFAULT_TEST, NOTHING_HELD_OUT) and fraction_of(test) is not None:
+            say(f"{self.where}: has test images, by which is judged; nothing is held out for data.test={test}")
         if self.test is not None or test == NOTHING_HELD_OUT:
             return self
         fraction = fraction_of(test)

@@ -66,6 +66,7 @@ def convert(
     width_of = with_branch_width(from_model if cut else new, width)
     trunk = from_model.trunk()
     experts = [width_of.branch(int(count)) for count in specialties.sizes]
+    _require_own_parameters(experts)
     if cut and branch is None and width == 1:
         classifier = model.get_submodule(last)
         if outputs_of(classifier) == specialties.classes:
@@ -114,6 +115,18 @@ def _checked(branch: Branch, features: tuple[int, ...]) -> Branch:
         return expert.train()
 
     return checked
+
+
+def _require_own_parameters(experts: list[nn.Module]) -> None:
+    seen: set[int] = set()
+    for expert in experts:
+        own = {id(parameter) for parameter in expert.parameters()}
+        if own & seen:
+            raise UserError(
+                "branch: gives the same module, or the same weights, to several experts; build new ones each time it "
+                "is called"
+            )
+        seen |= own
 
 
 def _share_out(classifier: nn.Module, experts: list[nn.Module], specialties: Specialties, last: str) -> None:

@@ -33,9 +33,13 @@ def comparison(summary: dict[str, Any]) -> str:
     base, experts = summary["networks"].get("base"), summary["networks"].get("experts")
     if base is not None and experts is not None:
         gain = 100 * (experts["accuracy"] - base["accuracy"])
-        side = "above" if gain >= 0 else "below"
-        text += f"\n\nBy the same recipe the experts are {abs(gain):.2f} points {side} the base."
+        side = f"{abs(gain):.2f} points {'above' if gain > 0 else 'below'}" if round(gain, 2) else "as good as"
+        text += f"\n\nBy the same recipe the experts are {side} the base."
     return text
+
+
+def judged_by(held_out: bool) -> str:
+    return "held-out training images" if held_out else "test images"
 
 
 def images_in_words(images: dict[str, Any]) -> str:
@@ -43,7 +47,7 @@ def images_in_words(images: dict[str, Any]) -> str:
     stored, read, usual = images["stored"], images["read"], images["usual"]
     said = (
         f"{images['dataset']}: {images['classes']:,} classes, {images['train']:,} training and {images['test']:,} "
-        f"test images of {stored} x {stored} pixels"
+        f"{judged_by(images['held_out'])} of {stored} x {stored} pixels"
     )
     if read != stored:
         said += f", read as crops of {read} x {read}"
@@ -95,7 +99,7 @@ def evaluation_in_words(figures: dict[str, Any]) -> str:
     known = [kind for kind in kinds if all(kind in figures[stage] for stage in stages)]  # a base has no specialties
     rows = [(stage, *(f"{figures[stage][kind]:.2%}" for kind in known)) for stage in stages]
     head = ("network", *(kind.replace("top_", "top-").replace("_", " ") for kind in known))
-    text = f"{figures['run']}: {figures['images']:,} test images\n\n{table(head, rows)}"
+    text = f"{figures['run']}: {figures['images']:,} {judged_by(figures.get('held_out', False))}\n\n{table(head, rows)}"
     if "experts" not in figures:
         return text
     by_specialty = [
