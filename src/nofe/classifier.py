@@ -54,6 +54,7 @@ def train_by(
         with state.as_evaluated():
             tested = test_accuracy()
         journal.epoch_done(state, epoch + 1, test_accuracy=tested)
+        journal.tell_if_it_guesses(state, epoch + 1, objective)
         journal.save(state)
     state.finish()
     journal.progress.end()

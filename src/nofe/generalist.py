@@ -107,6 +107,7 @@ def train_generalist(
             )
         if stop.epoch:
             journal.epoch_done(state, stop.epoch, test_accuracy=test_accuracy, moved=moved)
+            journal.tell_if_it_guesses(state, stop.epoch, objective)
             moved = 0
             journal.save(state, targets=specialties.target_of_class.tolist(), settled=settled, moved=moved)
     state.finish()

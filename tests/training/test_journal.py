@@ -11,7 +11,7 @@ from nofe.runs import Run
 from nofe.training import journal as module
 from nofe.training.checkpoint import Checkpoint
 from nofe.training.journal import Journal
-from nofe.training.loop import TrainState
+from nofe.training.loop import Objective, TrainState
 from nofe.training.optimizer import caffe_sgd
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
@@ -115,3 +115,23 @@ def test_checkpoints_take_little_of_the_time(tmp_path: Path, clock: Clock, monke
         clock.now += 20
         journal.save(state_at(step, 10))
     assert written == [1, 6]
+
+
+class Said(Silent):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize(("loss", "epoch", "told"), [(2.3026, 3, 1), (2.29, 3, 0), (2.3026, 2, 0), (2.3026, 4, 0)])
+def test_a_network_that_guesses_is_told_of_once(loss: float, epoch: int, told: int, tmp_path: Path) -> None:
+    """Of ten targets, by 100 classes."""
+    said = Said()
+    state = state_at(4 * epoch, 40)
+    state.totals[0] = 40 * loss
+    objective = Objective(torch.arange(100) % 10)
+    Journal(Run(tmp_path), RUNTIME, said).tell_if_it_guesses(state, epoch, objective)
+    assert len(said.texts) == told
+    assert all("base: after 3 epochs the loss is still that of guessing, 2.303" in text for text in said.texts)

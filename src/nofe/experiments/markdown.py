@@ -73,7 +73,7 @@ def claims_section(index: Index) -> str:
     )
     lines = ["## The paper's claims", "", test, "", "| claim | by these results | figures |", "|---|---|---|"]
     for each in judged(index):
-        figures = "; ".join(str(comparison) for comparison in each.comparisons)
+        figures = "<br>".join(str(comparison) for comparison in each.comparisons)
         lines.append(f"| {each.claim} | **{each.verdict}** | {figures} |")
     return "\n".join(lines)
 

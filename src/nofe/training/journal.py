@@ -15,13 +15,14 @@ from nofe.training.checkpoint import (
     stored_checkpoint,
     write_checkpoint,
 )
-from nofe.training.loop import TrainState
+from nofe.training.loop import Objective, TrainState
 from nofe.training.optimizer import MEMORY, current_rate, load_optimizer_tensors, optimizer_tensors, set_rate
 from nofe.training.progress import Progress
 from nofe.training.ranks import Ranks
-from nofe.training.recipe import rate_at
+from nofe.training.recipe import rate_at, recipe_field
 from nofe.training.runtime import Runtime
 
+EPOCHS_TO_LEARN_IN, CLEARLY_LEARNED = 3, 0.999  # below this share of the loss of guessing
 SHARE_OF_CHECKPOINTS = 0.01  # of the time of a run, at most, where nobody says how far apart they are
 
 
@@ -71,6 +72,17 @@ class Journal:
         self.run.append_metrics(line)
         self.progress.end_epoch(line)
         self._epoch_began, self._seen_before = time.monotonic(), 0
+
+    def tell_if_it_guesses(self, state: TrainState, epoch: int, objective: Objective) -> None:
+        """Once, after epochs that any network should have learned something in."""
+        if epoch == EPOCHS_TO_LEARN_IN:
+            loss, guessing = state.mean_loss_and_accuracy()[0], objective.loss_of_guessing()
+            if loss > CLEARLY_LEARNED * guessing:
+                self.progress.say(
+                    f"{state.stage}: after {epoch} epochs the loss is still that of guessing, {guessing:.3f}: the "
+                    f"network learns nothing; try a lower rate (--set {recipe_field(state.stage)}.rate="
+                    f"{state.recipe.rate / 10:g}) in a new run"
+                )
 
     def save(self, state: TrainState, **stage_notes: Any) -> None:
         """At the end of an epoch, unless the last checkpoint is younger than the runtime wants them apart."""

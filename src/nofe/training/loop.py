@@ -49,6 +49,10 @@ class Objective:
         loss = (labels.share * of_own + (1 - labels.share) * of_other).mean()
         return loss, (logits.argmax(1) == torch.where(labels.share >= 0.5, own, other)).sum()
 
+    def loss_of_guessing(self) -> float:
+        """Of a network that finds every target as likely as the others. Waits for the device."""
+        return math.log(int(self.target_of_class.max()) + 1)
+
     def retarget(self, target_of_class: Tensor) -> None:
         """In place: a step that was captured or compiled keeps reading the same memory."""
         self.target_of_class.copy_(target_of_class)
