@@ -16,7 +16,9 @@ def main() -> None:
     from nofe.cli import app
     from nofe.errors import NofeError
 
-    logging.basicConfig(format="nofe: %(message)s", level=logging.WARNING)
+    ours = logging.StreamHandler()  # not for what libraries say, some of which have a way of their own
+    ours.setFormatter(logging.Formatter("nofe: %(message)s"))
+    logging.getLogger("nofe").addHandler(ours)
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="nofe", standalone_mode=False) or 0
         if code == INTERRUPTED:  # which is what Typer makes of a KeyboardInterrupt, without a word

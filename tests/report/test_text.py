@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nofe.report.text import images_in_words, listed
+from nofe.report.text import images_in_words, listed, quoted
 
 PHOTOS: dict[str, Any] = {
     "dataset": "folder:birds",
@@ -43,3 +43,8 @@ def test_a_network_that_reads_crops() -> None:
 
 def test_a_comma_in_a_name_is_no_separator() -> None:
     assert listed(["crow", "jay, blue"]) == 'crow, "jay, blue"'
+
+
+@pytest.mark.parametrize(("name", "shown"), [("crow", "crow"), ("jay, blue", '"jay, blue"'), ('é, "x"', r'"é, \"x\""')])
+def test_a_name_with_a_comma_is_one_in_a_list(name: str, shown: str) -> None:
+    assert quoted(name) == shown

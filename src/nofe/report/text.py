@@ -1,5 +1,6 @@
 """A run in plain text: what the commands print."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def listed(names: Iterable[str]) -> str:
 
 def quoted(name: str) -> str:
     """In a list a class "jay, blue" would be two."""
-    return f'"{name}"' if "," in name else name
+    return json.dumps(name, ensure_ascii=False) if "," in name else name
 
 
 def evaluation_in_words(figures: dict[str, Any]) -> str:
