@@ -34,6 +34,7 @@ from nofe.frozen import frozen, images_at_once, is_worth_measuring
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime, cudnn_not_searching, drawing_aside, make_runtime
+from nofe.training.turns import first_alone
 
 PARTS = ("training", "evaluation")  # each about half of the work
 USED_LATER = ("torch._inductor.compile_fx", "matplotlib.backends.backend_agg")  # seconds to import, each
@@ -207,7 +208,9 @@ def main() -> None:
     runtime = make_runtime(order.device, compile=True, kernels=order.kernels)
     # What is compiled does not depend on cuDNN's choice, which would keep the device from the generalist for seconds.
     torch.backends.cudnn.benchmark = False
-    compile_experts(order, runtime)
+    settings = {name: value for name, value in order.config.items() if name != "seed"}
+    with first_alone(f"torch {torch.__version__}: {replace(order, config=settings)}"):
+        compile_experts(order, runtime)
 
 
 if __name__ == "__main__":

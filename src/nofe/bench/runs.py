@@ -122,11 +122,7 @@ def _work(number: int, program: _Program, start: Any, reports: Any) -> None:
             reports.put(environment(made, seed=0))
         for case in program.cases:
             runtime = in_mode(made, case.mode)
-            if number > 0 and runtime.compile:
-                start.wait(timeout=SECONDS_TO_GET_READY)  # what the first compiles is on disk then
             launch = prepare(program.architecture, case, runtime)
-            if number == 0 and runtime.compile:
-                start.wait(timeout=SECONDS_TO_GET_READY)
             at_a_time = max(1, int(50 / milliseconds(launch, 5, runtime)))  # about 50 ms alone
             start.wait(timeout=SECONDS_TO_GET_READY)
             steps, began = 0, time.perf_counter()

@@ -23,8 +23,9 @@ from nofe.training.mended import mend_pooling
 from nofe.training.optimizer import backward_and_step, optimizer_of, set_rate, weights_may_have_changed
 from nofe.training.progress import Progress
 from nofe.training.recipe import Recipe, rate_at, recipe_field
-from nofe.training.runtime import Runtime
+from nofe.training.runtime import Runtime, device_name
 from nofe.training.sync_norm import synchronise_batch_norm
+from nofe.training.turns import alone_at_first
 
 
 @dataclass
@@ -185,7 +186,24 @@ def training_step(state: TrainState, batches: Batches, objective: Objective, run
         if state.average:
             state.average.update()
 
-    return step
+    # Ranks would wait for each other in their first step, and must take it together.
+    if not runtime.compile or runtime.ranks.count > 1:
+        return step
+    return alone_at_first(step, _what_is_compiled(state, runtime))
+
+
+def _what_is_compiled(state: TrainState, runtime: Runtime) -> str:
+    """What a step depends on, all but its numbers."""
+    recipe = state.recipe
+    of_batches = (
+        recipe.batch,
+        recipe.augmentation,
+        recipe.mixup,
+        recipe.cutmix,
+        recipe.label_smoothing,
+        recipe.optimizer,
+    )
+    return f"torch {torch.__version__}, {device_name(runtime.device)}, {runtime.precision}: {of_batches} {state.model}"
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:

@@ -1,0 +1,60 @@
+"""Several processes that are about to compile the same: one does, and the others find it done.
+
+Runs side by side begin together, with networks that differ in their seed alone. Each would compile for itself, and all
+of them wait for all of it; what the compiler has made is kept on disk, so one of them is enough.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from nofe.training.runtime import cache_folder
+
+FOLDER = "compiled"  # in the user's cache: an empty file is being compiled, or has failed to
+DONE = b"done\n"
+
+
+@contextmanager
+def first_alone(what: str) -> Iterator[None]:
+    """The first who comes with `what` is by itself in here; the others wait for it, and then do not for each other."""
+    import fcntl
+
+    path = cache_folder() / FOLDER / hashlib.sha256(what.encode()).hexdigest()[:32]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError:  # nothing is lost but time
+        yield
+        return
+    with file:  # which gives up the lock, as the end of the process does
+        while file.seek(0, 2) == 0:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(file, fcntl.LOCK_SH)  # when the first is done, or has failed
+                fcntl.flock(file, fcntl.LOCK_UN)
+                continue
+            except OSError:  # a file system without locks
+                break
+            if file.seek(0, 2):  # done just before
+                fcntl.flock(file, fcntl.LOCK_UN)
+                break
+            yield
+            file.write(DONE)
+            return
+        yield
+
+
+def alone_at_first(step: Callable[[], None], what: str) -> Callable[[], None]:
+    """The step, the first of which compiles."""
+    pending = [partial(first_alone, what)]
+
+    def taken() -> None:
+        if pending:
+            with pending.pop()():
+                step()
+        else:
+            step()
+
+    return taken
