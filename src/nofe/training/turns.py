@@ -6,7 +6,7 @@ of them wait for all of it; what the compiler has made is kept on disk, so one o
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from nofe.training.runtime import cache_folder
@@ -23,7 +23,7 @@ def first_alone(what: str) -> Iterator[None]:
     path = cache_folder() / FOLDER / hashlib.sha256(what.encode()).hexdigest()[:32]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
+        file = path.open("ab", buffering=0)
     except OSError:  # nothing is lost but time
         yield
         return
@@ -41,7 +41,8 @@ def first_alone(what: str) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_UN)
                 break
             yield
-            file.write(DONE)
+            with suppress(OSError):  # of a full disk, which is no reason to end a training
+                file.write(DONE)
             return
         yield
 
