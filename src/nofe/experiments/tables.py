@@ -315,8 +315,8 @@ HDCNN = Table(
         ),
     ),
     note=(
-        "HD-CNN's authors average ten views of each test image, as far as their paper says; here, as for the experts, "
-        "it is one."
+        "The figure of HD-CNN's authors may be an average over several views of each test image, which was not found "
+        "out; here, as for the experts, it is one view."
     ),
 )
 PRECISION = Table(
