@@ -181,16 +181,23 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
         raise UserError(f"{path}: is a file, not a folder; name another folder with --out")
     if not started:
         _refuse_other_content(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"{path}: cannot be made ({reason}); choose another folder with --out") from error
+    _make(path)
     with _locked(path):
         run = Run(path)
         if started:
             check(run)
         yield run
+
+
+def _make(path: Path) -> None:
+    with failing_writes_explained(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                raise
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(f"{path}: cannot be made ({reason}); choose another folder with --out") from error
 
 
 def _refuse_other_content(path: Path) -> None:

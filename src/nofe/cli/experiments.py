@@ -24,7 +24,7 @@ from nofe.cli.options import (
     Settings,
     SkipUnreadable,
     WeightsFile,
-    source_of_weights,
+    network_settings,
 )
 
 if TYPE_CHECKING:
@@ -68,11 +68,7 @@ def sweep(
         "data.skip_unreadable": True if skip_unreadable else None,
         "architecture": architecture,
         "recipe": recipe,
-        "adapt.weights": source_of_weights(pretrained, weights),
-        "adapt.frozen_trunk": True if frozen_trunk else None,
-        "adapt.cut": cut,
-        "adapt.branch_width": branch_width,
-        "adapt.parameters": parameters,
+        **network_settings(pretrained, weights, frozen_trunk, cut, branch_width, parameters),
         "base.by": base,
         "precision": precision,
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,8 +41,25 @@ SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Leave s
 Minutes = Annotated[float | None, typer.Option("--minutes", help="Stop after this time; go on with the same command.")]
 
 
-def source_of_weights(pretrained: bool, weights: Path | None) -> str | None:
-    """As the configuration has it."""
+def network_settings(
+    pretrained: bool,
+    weights: Path | None,
+    frozen_trunk: bool,
+    cut: str | None,
+    branch_width: float | None,
+    parameters: int | None,
+) -> dict[str, Any]:
+    """What these options say, by the fields of the configuration; None where they say nothing."""
+    return {
+        "adapt.weights": _source_of_weights(pretrained, weights),
+        "adapt.frozen_trunk": True if frozen_trunk else None,
+        "adapt.cut": cut,
+        "adapt.branch_width": branch_width,
+        "adapt.parameters": parameters,
+    }
+
+
+def _source_of_weights(pretrained: bool, weights: Path | None) -> str | None:
     if pretrained and weights is not None:
         from nofe.errors import UserError
 

@@ -9,7 +9,7 @@ PATH/wnids.txt, train/, val/                  Tiny ImageNet's
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
@@ -57,8 +57,8 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
         named = Path(test).expanduser()
         if not named.is_dir():
             raise UserError(f"data.test={test}: neither a fraction nor a folder; use one such as {DEFAULT_TEST}")
-    folders = _subfolders(path)
-    train, given = _part(folders, TRAIN_FOLDERS), _part(folders, TEST_FOLDERS)
+    folders = subfolders(path)
+    train, given = part_of(folders, TRAIN_FOLDERS), part_of(folders, TEST_FOLDERS)
     if train is None:
         if given is not None:
             raise UserError(f"{path}: has no train/ folder; put the training images into {path / 'train' / 'CLASS'}")
@@ -78,7 +78,7 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
     return path / train, None
 
 
-def _part(folders: Sequence[str], names: Sequence[str]) -> str | None:
+def part_of(folders: Sequence[str], names: Sequence[str]) -> str | None:
     """The folder that has one of these names, of which the first goes before the others; Train/ is train/."""
     found = {folder.lower(): folder for folder in reversed(folders)}
     return next((found[name] for name in names if name in found), None)
@@ -86,11 +86,11 @@ def _part(folders: Sequence[str], names: Sequence[str]) -> str | None:
 
 def _find_classes(train_folder: Path) -> list[str]:
     """Class folders, relative to the folder of the part: "crow", or "birds/crow"."""
-    level = _subfolders(train_folder)
+    level = subfolders(train_folder)
     if not level:
         raise UserError(f"{train_folder}: holds no class folders; sort the images into one folder a class")
     while True:
-        below = {name: _subfolders(train_folder / name) for name in level}
+        below = {name: subfolders(train_folder / name) for name in level}
         _refuse_parts_further_down(train_folder, below)
         if not _are_groups(train_folder, below):
             break
@@ -106,10 +106,10 @@ def _refuse_parts_further_down(train_folder: Path, below: Mapping[str, Sequence[
     """train/ and val/ inside of what looks like a class: the wrong folder was named, or the parts lie inside out."""
     if len(below) == 1:
         name = _down_to_a_choice(train_folder, next(iter(below)))
-        below = {name: _subfolders(train_folder / name)}
-    elif not any(_part(inner, TRAIN_FOLDERS) and _part(inner, TEST_FOLDERS) for inner in below.values()):
+        below = {name: subfolders(train_folder / name)}
+    elif not any(part_of(inner, TRAIN_FOLDERS) and part_of(inner, TEST_FOLDERS) for inner in below.values()):
         return  # a class may well be called train
-    split = [name for name, inner in below.items() if _part(inner, TRAIN_FOLDERS)]
+    split = [name for name, inner in below.items() if part_of(inner, TRAIN_FOLDERS)]
     if len(split) > 1:
         raise UserError(
             f"{train_folder}: {len(split):,} of its folders are divided into training and test images of their own: "
@@ -126,8 +126,8 @@ def _refuse_parts_further_down(train_folder: Path, below: Mapping[str, Sequence[
 
 def _down_to_a_choice(folder: Path, name: str) -> str:
     """Down through folders that hold one folder and no images, unless that is train/."""
-    inner = _subfolders(folder / name)
-    if len(inner) != 1 or _part(inner, TRAIN_FOLDERS) or _holds_image(folder / name):
+    inner = subfolders(folder / name)
+    if len(inner) != 1 or part_of(inner, TRAIN_FOLDERS) or _holds_image(folder / name):
         return name
     return _down_to_a_choice(folder, f"{name}/{inner[0]}")
 
@@ -161,8 +161,13 @@ def _are_groups(train_folder: Path, below: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _holds_image(folder: Path) -> bool:
+    return next(_images_in(folder), None) is not None
+
+
+def _images_in(folder: Path) -> Iterator[str]:
+    """Names of those that lie in it, not further down, in no order."""
     with os.scandir(folder) as entries:
-        return any(_is_image(Path(entry.name)) and entry.is_file() for entry in entries)
+        yield from (entry.name for entry in entries if _is_image(Path(entry.name)) and entry.is_file())
 
 
 def _is_image(path: Path) -> bool:
@@ -178,9 +183,9 @@ def _groups(classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def _refuse_strangers(train_folder: Path, test_folder: Path, classes: Sequence[str]) -> None:
     depth = classes[0].count("/")
-    found = _subfolders(test_folder)
+    found = subfolders(test_folder)
     for _ in range(depth):
-        found = [f"{outer}/{inner}" for outer in found for inner in _subfolders(test_folder / outer)]
+        found = [f"{outer}/{inner}" for outer in found for inner in subfolders(test_folder / outer)]
     strangers = sorted(set(found) - set(classes))
     if strangers:
         raise UserError(
@@ -189,7 +194,8 @@ def _refuse_strangers(train_folder: Path, test_folder: Path, classes: Sequence[s
         )
 
 
-def _subfolders(folder: Path) -> list[str]:
+def subfolders(folder: Path) -> list[str]:
+    """Their names in order, without those that are hidden."""
     try:
         return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
@@ -217,32 +223,35 @@ def _list_images(part: Path, classes: Sequence[str], root: Path) -> Files:
 
 
 def _require_images_of_each(train: Files, folder: Path, classes: Sequence[str]) -> None:
-    without_images = sorted(set(range(len(classes))) - set(train.labels.tolist()))
+    without_images = _without_images(train, classes)
     if len(without_images) == 1:
-        empty = folder / classes[without_images[0]]
+        empty = folder / without_images[0]
         raise UserError(f"{empty}: holds no images ({FORMAT_LIST}); add some or remove the folder")
     if without_images:
         raise UserError(
             f"{folder}: {len(without_images):,} class folders hold no images ({FORMAT_LIST}): "
-            f"{some_of([classes[label] for label in without_images])}; add some or remove the folders"
+            f"{some_of(without_images)}; add some or remove the folders"
         )
 
 
+def _without_images(part: Files, classes: Sequence[str]) -> list[str]:
+    return [classes[label] for label in sorted(set(range(len(classes))) - set(part.labels.tolist()))]
+
+
 def _tell_classes_not_judged(judged: Files, folder: Path, classes: Sequence[str]) -> None:
-    without_images = sorted(set(range(len(classes))) - set(judged.labels.tolist()))
+    without_images = _without_images(judged, classes)
     if without_images:
         logger.warning(
             "%s: no images of %s of the %s classes, which no accuracy will be about: %s",
             folder,
             f"{len(without_images):,}",
             f"{len(classes):,}",
-            some_of([classes[label] for label in without_images]),
+            some_of(without_images),
         )
 
 
 def _tell_images_beside_classes(folder: Path) -> None:
-    with os.scandir(folder) as entries:
-        beside = sorted(entry.name for entry in entries if _is_image(Path(entry.name)) and entry.is_file())
+    beside = sorted(_images_in(folder))
     if beside:
         logger.warning(
             "%s: %s images lie beside the class folders and are left out (first: %s)",

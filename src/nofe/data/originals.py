@@ -9,7 +9,7 @@ from statistics import median_low
 from PIL import Image
 
 from nofe.data.decode import FORMATS, SUFFIXES
-from nofe.data.layouts import TRAIN_FOLDERS
+from nofe.data.layouts import TRAIN_FOLDERS, part_of, subfolders
 
 LOOKED_AT = 25
 
@@ -25,18 +25,14 @@ def usual_side(name: str) -> int | None:
 
 def _photos(folder: Path) -> Iterator[Path]:
     """The first of some folders, which are spread over all of them; of train/, if there is one."""
-    inside = _folders(folder)
-    train = next((each for each in inside if each.name.lower() in TRAIN_FOLDERS), None)
-    folders = _folders(train) if train is not None else inside
+    if not folder.is_dir():
+        return
+    train = part_of(subfolders(folder), TRAIN_FOLDERS)
+    folder = folder if train is None else folder / train
+    folders = [folder / name for name in subfolders(folder)]
     some = folders[:: max(1, len(folders) // LOOKED_AT)]
     for each in some:
         yield from islice(_photos_below(each), max(1, LOOKED_AT // len(some)))
-
-
-def _folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
 
 
 def _photos_below(folder: Path) -> Iterator[Path]:

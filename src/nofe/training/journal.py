@@ -15,11 +15,11 @@ from nofe.training.checkpoint import (
     stored_checkpoint,
     write_checkpoint,
 )
-from nofe.training.loop import Objective, TrainState
+from nofe.training.loop import Objective, TrainState, advice_on_rate
 from nofe.training.optimizer import MEMORY, current_rate, load_optimizer_tensors, optimizer_tensors, set_rate
 from nofe.training.progress import Progress
 from nofe.training.ranks import Ranks
-from nofe.training.recipe import rate_at, recipe_field
+from nofe.training.recipe import rate_at
 from nofe.training.runtime import Runtime
 
 EPOCHS_TO_LEARN_IN, CLEARLY_LEARNED = 3, 0.999  # below this share of the loss of guessing
@@ -80,8 +80,7 @@ class Journal:
             if loss > CLEARLY_LEARNED * guessing:
                 self.progress.say(
                     f"{state.stage}: after {epoch} epochs the loss is still that of guessing, {guessing:.3f}: the "
-                    f"network learns nothing; try a lower rate (--set {recipe_field(state.stage)}.rate="
-                    f"{state.recipe.rate / 10:g}) in a new run"
+                    f"network learns nothing; {advice_on_rate(state)}"
                 )
 
     def save(self, state: TrainState, **stage_notes: Any) -> None:

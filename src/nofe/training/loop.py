@@ -211,10 +211,15 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
+def advice_on_rate(state: TrainState) -> str:
+    """To somebody whose network does not learn."""
+    return f"try a lower rate (--set {recipe_field(state.stage)}.rate={state.recipe.rate / 10:g}) in a new run"
+
+
 def _require_finite(state: TrainState, epoch: int) -> None:
     loss, _ = state.mean_loss_and_accuracy()
     if not math.isfinite(loss):
         raise RunError(
             f"{state.stage}: the loss is not finite in epoch {epoch + 1}, at or before step {state.step}; "
-            f"try a lower rate (--set {recipe_field(state.stage)}.rate={state.recipe.rate / 10:g}) in a new run"
+            f"{advice_on_rate(state)}"
         )
