@@ -780,6 +780,20 @@ def test_reproduce_finds_imagenet_where_it_is_said_to_lie(tmp_path: Path, monkey
     assert message == "--dataset cifar100: says where ImageNet lies; write folder:PATH or shards:PATH"
 
 
+def test_reproduce_trains_only_the_experiments_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("nofe.experiments.reproduce.reproduce", lambda jobs, *_, **__: given.extend(jobs) or [])
+    only = ("--only", "nin-c100-base", "--only", "vgg11-c100-fully")
+    answer = command("reproduce", "table-3", *only, "--folder", tmp_path, "--seeds", "1")
+    assert answer.code == 0, answer
+    wanted = {"nin-c100-base", "nin-c100-base-paper", "vgg11-c100-fully-balanced-k10"}
+    assert {job.experiment.name for job in given} == wanted
+    message = refusal("reproduce", "table-3", *only, "--only", "lenet", "--folder", tmp_path)
+    assert message == "--only lenet: no experiment of these tables has this in its name; see --list"
+
+
 def test_results_writes_the_page_and_the_table_of_the_readme_above_it(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     readme = tmp_path / "README.md"

@@ -94,7 +94,9 @@ def reproduce(
     dataset: Annotated[
         str | None, typer.Option(help="ImageNet: folder:PATH or shards:PATH; by default folder:DATA_ROOT/imagenet.")
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Experiments whose name contains this.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Experiments whose name contains this, or one of these; repeatable.")
+    ] = None,
     device: Device = "auto",
     compile_: Compile = None,
 ) -> None:
@@ -115,9 +117,12 @@ def reproduce(
     if not tables:
         raise UserError("reproduce: no table is named; see nofe reproduce --list, or name all")
     chosen = tables_named(tables)
-    experiments = [each for each in experiments_of(chosen) if only is None or only in each.name]
-    if not experiments:
-        raise UserError(f"--only {only}: no experiment of these tables has this in its name; see --list")
+    experiments = experiments_of(chosen)
+    if only:
+        for part in only:
+            if not any(part in each.name for each in experiments):
+                raise UserError(f"--only {part}: no experiment of these tables has this in its name; see --list")
+        experiments = [each for each in experiments if any(part in each.name for part in only)]
     imagenet = dataset or f"folder:{data_root / 'imagenet'}"
     if not is_listed(imagenet):
         raise UserError(f"--dataset {imagenet}: says where ImageNet lies; write folder:PATH or shards:PATH")

@@ -5,7 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nofe.report.text import data_in_words, losses_in_words, runs_in_words, timings_in_words, update_in_words
+from nofe.report.text import (
+    data_in_words,
+    jobs_in_words,
+    losses_in_words,
+    runs_in_words,
+    timings_in_words,
+    update_in_words,
+)
 
 HEAD = """# Speed
 
@@ -22,6 +29,7 @@ WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "rules": update_in_words,
     "compared": losses_in_words,
     "images_per_second": data_in_words,
+    "jobs": jobs_in_words,
 }
 
 
@@ -39,7 +47,7 @@ def speed_page(folder: Path) -> str:
             if words is None:
                 others.append(link)
                 continue
-            environment = measured["environment"]
+            environment = measured["jobs"][-1]["environment"] if "jobs" in measured else measured["environment"]
             made = f"{environment['date'][:10]}, torch {environment['versions']['torch']}, {environment['commit']}"
             parts.append(f"### {file.stem}\n\n{link}, {made}\n\n```\n{words(measured)}\n```\n")
             if (plot := file.with_suffix(".svg")).exists():

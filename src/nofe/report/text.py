@@ -230,6 +230,25 @@ def runs_in_words(measured: dict[str, Any]) -> str:
     return f"{measured['architecture']} on {environment['device']}, {environment['precision']}\n\n{table(head, rows)}"
 
 
+def jobs_in_words(measured: dict[str, Any]) -> str:
+    """Whole trainings, each with the parts of its time."""
+    jobs = measured["jobs"]
+    parts = list(dict.fromkeys(part for job in jobs for part, seconds in job["parts"].items() if seconds >= 0.05))
+    rows = [
+        (
+            job["environment"]["commit"],
+            f"{job['seed']}",
+            f"{job['accuracy']:.2%}",
+            f"{job['seconds']:.1f}",
+            *(f"{job['parts'].get(part, 0):.1f}" for part in parts),
+        )
+        for job in jobs
+    ]
+    environment = jobs[-1]["environment"]
+    title = f"{measured['architecture']} on {environment['device']}, {environment['precision']}, seconds"
+    return f"{title}\n\n{table(('commit', 'seed', 'accuracy', 'all', *parts), rows)}"
+
+
 def losses_in_words(measured: dict[str, Any]) -> str:
     """How far the first steps are from those of the plainest way."""
     rows = [
