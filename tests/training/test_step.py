@@ -515,6 +515,7 @@ def test_captured_steps_are_launched_while_something_is_prepared(monkeypatch: py
         return len(asked) == 3
 
     AsIfCaptured.threads = []
+    monkeypatch.setattr(launch, "ASKED_AGAIN_AFTER", None)  # not before the step is launched
     monkeypatch.setattr("nofe.training.loop.launcher", lambda step, _: AsIfCaptured(step))
     runtime = replace(ON_CPU, meanwhile=[third_time_lucky])
     assert losses(small_resnet(), runtime, steps=7)[:6] == alone
@@ -522,6 +523,24 @@ def test_captured_steps_are_launched_while_something_is_prepared(monkeypatch: py
     assert asked == [here] * 3
     assert [thread is here for thread in AsIfCaptured.threads] == [True] * 3 + [False] * 3 + [True]
     assert not runtime.meanwhile
+
+
+def test_what_cannot_be_prepared_yet_is_asked_for_again_while_steps_are_launched() -> None:
+    asked: list[int] = []
+    is_ready = threading.Event()
+
+    def third_time_lucky() -> bool:
+        asked.append(len(asked))
+        if len(asked) == 3:
+            is_ready.set()
+        return is_ready.is_set()
+
+    def steps() -> None:
+        is_ready.wait(10)
+
+    runtime = replace(ON_CPU, meanwhile=[third_time_lucky])
+    launch.launch_while_preparing(steps, runtime)
+    assert (asked, runtime.meanwhile) == ([0, 1, 2], [])
 
 
 def test_what_is_not_prepared_when_the_steps_are_launched_has_other_epochs() -> None:

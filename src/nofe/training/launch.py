@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MethodType
@@ -25,6 +25,7 @@ MODES = ("eager", "captured", "compiled", "compiled+captured")
 NEVER_CALLED = (nn.Module, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (nn.Sequential, *NEVER_CALLED)
 PREPARING_GIVES_WAY_AFTER = 0.0005  # seconds: to the thread that launches steps
+ASKED_AGAIN_AFTER = 0.1  # seconds: what could not be prepared yet
 UNDER_WAY = 4  # steps that wait for the GPU while another thread prepares something
 EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
 
@@ -121,14 +122,23 @@ def launch_while_preparing(steps: Callable[[], None], runtime: Runtime) -> None:
     try:
         with ThreadPoolExecutor(1) as another, torch.cuda.stream(aside):
             launched = another.submit(launch)
-            for task in list(runtime.meanwhile):
-                if task():
-                    runtime.meanwhile.remove(task)
-                if launched.done():
-                    break  # the rest has other epochs
+            _prepare(runtime.meanwhile, launched)
             launched.result()
     finally:
         sys.setswitchinterval(usual)
+
+
+def _prepare(tasks: list[Callable[[], bool]], launched: Future[None]) -> None:
+    """Those that cannot be done yet are asked again; what is left when all is launched has other epochs."""
+    while tasks:
+        for task in list(tasks):
+            if task():
+                tasks.remove(task)
+            if launched.done():
+                return
+        wait([launched], timeout=ASKED_AGAIN_AFTER)
+        if launched.done():
+            return
 
 
 _left_for_after: list[Callable[[], object]] = []
