@@ -139,7 +139,32 @@ def test_losses_of_the_first_steps_are_those_of_the_plain_way() -> None:
     assert len(set(measured["loop, eager"])) == 4, "it trains"
     assert measured["compared"]["loop, eager, once more"]["gradient"]["largest_difference"] == 0
     assert 0 <= measured["compared"]["fused, eager"]["gradient"]["largest_difference"] < 1e-3
+    assert 0 <= measured["compared"]["fused, eager"]["way"]["largest_difference"] < 1e-3
     assert "fused, eager" in losses_in_words(measured)
+
+
+def test_losses_are_compared_without_dropout_and_for_the_base_too() -> None:
+    """Of VGG11, whose dropout draws other numbers for fused experts than for those in a loop."""
+    from nofe.training.recipe import Recipe
+
+    recipe = Recipe(epochs=1, batch=4, rate=1e-4, weight_decay=1e-3)
+    runtime = make_runtime("cpu", kernels="together")
+    experts = measure_first_losses("vgg11-c100", small_dataset(), recipe, 2, runtime, ["eager"], steps=2)
+    assert 0 <= experts["compared"]["fused, eager"]["gradient"]["largest_difference"] < 1e-3
+    base = measure_first_losses("vgg11-c100", small_dataset(), recipe, 2, runtime, ["eager"], steps=2, network="base")
+    assert base["compared"].keys() == {"base, eager, once more", "base, eager"}
+    assert base["compared"]["base, eager"]["way"]["largest_difference"] == 0
+    assert "beside the base, eager" in losses_in_words(base)
+    with pytest.raises(UserError, match="--network fused: has no losses to compare"):
+        measure_first_losses("vgg11-c100", small_dataset(), recipe, 2, runtime, ["eager"], network="fused")
+
+
+def test_of_losses_that_are_not_finite_it_is_said_whose_they_are() -> None:
+    from nofe.training.recipe import Recipe
+
+    recipe = Recipe(epochs=1, batch=8, rate=1e9, weight_decay=0.0)
+    with pytest.raises(RunError, match=r"^loop, eager: losses: the loss is not finite"):
+        measure_first_losses("alexnet-quick-c100", small_dataset(), recipe, 2, make_runtime("cpu"), ["eager"], steps=6)
 
 
 def test_a_wrong_gradient_is_seen_where_losses_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """That every way to run a step is the same training: what the first steps do, beside those of the plainest way.
 
 Losses alone prove little. Near its start a network's loss may hardly depend on its weights, and wrong gradients go
-unseen; so the gradient of each weight in the first step is compared too.
+unseen; so the gradient of each weight in the first step is compared too, and the way that each weight has gone after a
+few steps, the last of which are captured where steps are.
 """
 
 from collections.abc import Sequence
@@ -15,14 +16,17 @@ from torch import Tensor, nn
 from nofe.architectures import Architecture, architecture_named
 from nofe.data import Dataset
 from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
-from nofe.errors import UserError
+from nofe.errors import RunError, UserError
 from nofe.experts.network import NetworkOfExperts, make_fast, plant_at_random
-from nofe.training.launch import MODES, in_mode
+from nofe.experts.rules import RANDOM
+from nofe.training.launch import EAGER_STEPS, MODES, in_mode
 from nofe.training.loop import Objective, TrainState, start_training, train_epoch
 from nofe.training.optimizer import optimizer_tensors
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment
+
+CAPTURED_BY = EAGER_STEPS + 3  # steps
 
 
 def measure_first_losses(
@@ -33,34 +37,49 @@ def measure_first_losses(
     runtime: Runtime,
     modes: Sequence[str] | None = None,
     steps: int = 50,
+    *,
+    network: str = "experts",
 ) -> dict[str, Any]:
-    """The experts' first steps on the same batches from the same weights: one after another and eager is the reference,
-    the fused experts in every mode are compared with it."""
+    """First steps on the same batches from the same weights, without dropout, which draws differently in every mode.
+
+    The plainest way, eager and the experts one after another, is the reference; the fused experts in every mode are
+    compared with it. Or, for the network "base", the base in every mode with the eager one.
+    """
+    if network not in ("base", "experts"):
+        raise UserError(f"--network {network}: has no losses to compare; choose base or experts")
     known = architecture_named(architecture)
     usual = [mode for mode in MODES if runtime.device.type == "cuda" or "captured" not in mode]
     images = DeviceImages(dataset.train, pixel_mean(dataset.train), runtime.device)
-    plain = in_mode(runtime, "eager")
-    reference = _first_steps(known, images, recipe, dataset.classes, experts, plain, steps, fused=False)
-    again = _first_steps(known, images, recipe, dataset.classes, experts, plain, steps, fused=False)
-    compared = {"loop, eager, once more": again}
+
+    def first_steps(kind: str, mode: str) -> _FirstSteps:
+        try:
+            return _first_steps(known, images, recipe, dataset.classes, experts, steps, kind, in_mode(runtime, mode))
+        except RunError as error:  # of a loss that is not finite
+            raise RunError(f"{kind}, {mode}: {error}") from error
+
+    plain, fast = ("base", "base") if network == "base" else ("loop", "fused")
+    beside = f"{plain}, eager"
+    reference = first_steps(plain, "eager")
+    compared = {f"{beside}, once more": first_steps(plain, "eager")}
     for mode in modes or usual:
-        compared[f"fused, {mode}"] = _first_steps(
-            known, images, recipe, dataset.classes, experts, in_mode(runtime, mode), steps, fused=True
-        )
+        compared[f"{fast}, {mode}"] = first_steps(fast, mode)
     return {
         "architecture": architecture,
         "data": dataset.name,
+        "network": network,
         "experts": experts,
         "batch": recipe.batch,
         "rate": recipe.rate,
         "steps": steps,
         "environment": environment(runtime, seed=0),
-        "loop, eager": _rounded(reference.losses),
+        "beside": beside,
+        beside: _rounded(reference.losses),
         "compared": {
             name: {
                 "losses": _rounded(each.losses),
                 "largest_difference": _largest(each.losses, reference.losses),
                 "gradient": _farthest(each.gradients, reference.gradients),
+                "way": _farthest(each.ways, reference.ways),
             }
             for name, each in compared.items()
         },
@@ -71,6 +90,7 @@ def measure_first_losses(
 class _FirstSteps:
     losses: list[float]  # of each step
     gradients: dict[str, Tensor]  # of the first one, by the weight's name on disk
+    ways: dict[str, Tensor]  # that weights have gone in the first CAPTURED_BY steps, likewise
 
 
 def _first_steps(
@@ -79,29 +99,38 @@ def _first_steps(
     recipe: Recipe,
     classes: int,
     experts: int,
-    runtime: Runtime,
     steps: int,
-    *,
-    fused: bool,
+    network: str,
+    runtime: Runtime,
 ) -> _FirstSteps:
     """By the loop that trains."""
     torch.manual_seed(0)
-    network = plant_at_random(architecture, classes, experts)
-    if fused:
-        make_fast(network, (recipe.batch, 3, architecture.input_size, architecture.input_size), runtime)
-    state = start_training("losses", network, recipe, 0, runtime)
+    model = architecture.classifier(classes) if network == "base" else plant_at_random(architecture, classes, experts)
+    for module in model.modules():
+        if isinstance(module, RANDOM):
+            module.p = 0.0
+    if isinstance(model, NetworkOfExperts) and network == "fused":
+        make_fast(model, (recipe.batch, 3, architecture.input_size, architecture.input_size), runtime)
+    state = start_training("losses", model, recipe, 0, runtime)
     augmentation = Augmentation(crop=architecture.input_size, mirror=True)
     batches = Batches(images, augmentation, batch=recipe.batch, seed=0, stage="losses")
     objective = Objective(torch.arange(classes, device=runtime.device))
     noted = _Noted()
-    decayed = _decayed(state)
-    train_epoch(state, batches, objective, runtime, noted, until=1)
-    velocities = _exact(network, optimizer_tensors(state.optimizer, network))
+    steps = min(steps, batches.steps_per_epoch)
+
+    def train_until(step: int) -> None:
+        if state.step < min(step, steps):
+            train_epoch(state, batches, objective, runtime, noted, until=min(step, steps))
+
+    start, decayed = _exact(model, dict(model.named_parameters())), _decayed(state)
+    train_until(1)
+    velocities = _exact(model, optimizer_tensors(state.optimizer, model))
     gradients = {name: velocity - decayed[name] for name, velocity in velocities.items()}
-    if steps > 1:
-        train_epoch(state, batches, objective, runtime, noted, until=min(steps, batches.steps_per_epoch))
+    train_until(CAPTURED_BY)
+    ways = {name: there - start[name] for name, there in _exact(model, dict(model.named_parameters())).items()}
+    train_until(steps)
     losses = [(now - before) / batches.global_batch for before, now in pairwise([0.0, *noted.totals])]
-    return _FirstSteps(losses, gradients)
+    return _FirstSteps(losses, gradients, ways)
 
 
 def _decayed(state: TrainState) -> dict[str, Tensor]:
@@ -111,9 +140,10 @@ def _decayed(state: TrainState) -> dict[str, Tensor]:
     return _exact(state.model, named)
 
 
-def _exact(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    assert isinstance(network, NetworkOfExperts)
-    return {name: tensor.to("cpu", torch.float64, copy=True) for name, tensor in network.to_disk(tensors).items()}
+def _exact(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By names on disk, where fused experts are those of the loop."""
+    on_disk = model.to_disk(tensors) if isinstance(model, NetworkOfExperts) else tensors
+    return {name: tensor.detach().to("cpu", torch.float64, copy=True) for name, tensor in on_disk.items()}
 
 
 class _Noted(Silent):

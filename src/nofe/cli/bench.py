@@ -24,7 +24,9 @@ def bench(
     experts: Annotated[list[int], typer.Option(help="K; repeatable.")] = [10],  # noqa: B006
     classes: Annotated[list[int] | None, typer.Option(help="C; repeatable; 100, for the update 1,000.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images a step; repeatable; 128, on a processor 16.")] = None,
-    network: Annotated[list[str] | None, typer.Option(help="base, loop, fused; all by default.")] = None,
+    network: Annotated[
+        list[str] | None, typer.Option(help="base, loop, fused; all by default. Of the losses: base or experts.")
+    ] = None,
     mode: Annotated[list[str] | None, typer.Option(help="eager, captured, compiled, compiled+captured.")] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="train, forward, inference; or update or losses, alone.")
@@ -60,8 +62,9 @@ def bench(
         images = load_dataset(dataset, root=data_root or Path("data"), image_size=32)
         recipe = dataclasses.replace(default_run(architecture, dataset).experts, batch=batches[0])
         recipe = recipe if rate is None else dataclasses.replace(recipe, rate=rate)
-        table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode)
-        text, name = losses_in_words(table), f"{architecture}-losses-{runtime.precision}"
+        of = (network or ["experts"])[0]
+        table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode, network=of)
+        text, name = losses_in_words(table), f"{architecture}-losses-{runtime.precision}{'-base' * (of == 'base')}"
     elif task == ["update"]:
         from nofe.bench.update import measure_update, runtime_for
 

@@ -255,16 +255,18 @@ def losses_in_words(measured: dict[str, Any]) -> str:
         (
             name,
             f"{each['largest_difference']:.2e}",
-            f"{each['gradient']['largest_difference']:.2e}",
+            *(f"{each[of]['largest_difference']:.2e}" if of in each else "" for of in ("gradient", "way")),
             each["gradient"]["weight"],
         )
         for name, each in measured["compared"].items()
     ]
     environment = measured["environment"]
     title = f"{measured['architecture']} on {environment['device']}, {environment['precision']}, {measured['data']}; "
-    title += f"K={measured['experts']}, batch {measured['batch']}, rate {measured['rate']:g}; largest relative "
-    title += f"difference of losses over the first {measured['steps']} steps, and of a weight's gradient in the first"
-    return f"{title}\n\n{table(('beside the loop, eager', 'losses', 'gradients', 'of'), rows)}"
+    title += f"K={measured['experts']}, " if measured["network"] == "experts" else ""
+    title += f"batch {measured['batch']}, rate {measured['rate']:g}; largest relative difference of losses over the "
+    title += f"first {measured['steps']} steps, of a weight's gradient in the first, and of its way in the first few"
+    head = (f"beside the {measured['beside']}", "losses", "gradients", "ways", "gradient of")
+    return f"{title}\n\n{table(head, rows)}"
 
 
 def update_in_words(measured: dict[str, Any]) -> str:
