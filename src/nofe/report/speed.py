@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nofe.report.marks import marks_in_words
 from nofe.report.text import (
     data_in_words,
     jobs_in_words,
@@ -35,6 +36,8 @@ WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def speed_page(folder: Path) -> str:
     parts = [HEAD]
+    if short := marks_in_words(folder):
+        parts.append(f"## In short\n\n{short}")
     for device in sorted(path for path in folder.iterdir() if path.is_dir()):
         parts.append(f"## {device.name}\n")
         others = []

@@ -1,0 +1,190 @@
+"""What was aimed at in speed, beside what was measured: the first table of the page of speed."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GPU, CPU = "nvidia-h200", "amd-epyc-2-cores"
+STEPS_AN_EPOCH = 50_000 // 128
+FASTEST = "compiled+captured"
+SIX = ("alexnet-c100", "alexnet-quick-c100", "vgg11-c100", "nin-c100", "resnet56-c100", "alexnet-caffe")
+ACCURACY_AIMED_AT = 0.783
+
+
+@dataclass(frozen=True)
+class Mark:
+    what: str
+    aim: str
+    measured: str
+    files: tuple[Path, ...]
+
+
+class _Timings:
+    """One file of `nofe bench`."""
+
+    def __init__(self, path: Path) -> None:
+        self._rows = json.loads(path.read_text())["timings"]
+
+    def ms(self, network: str, mode: str, task: str, *, batch: int | None = None, experts: int = 10) -> float:
+        wanted = {"network": network, "mode": mode, "task": task, "experts": 0 if network == "base" else experts}
+        if batch is not None:
+            wanted["batch"] = batch
+        [found] = [row["milliseconds"] for row in self._rows if wanted.items() <= row["case"].items()]
+        return float(found)
+
+
+def marks(folder: Path) -> Iterator[Mark]:
+    """In the order of what users ask first; those without a file are left out."""
+    for what, aim, files, measure in _MARKS:
+        paths = tuple(folder / file for file in files)
+        if all(path.exists() for path in paths):
+            yield Mark(what, aim, measure(*paths), paths)
+
+
+def marks_in_words(folder: Path) -> str:
+    """A table in Markdown, with links as of a page in docs/."""
+    rows = []
+    for mark in marks(folder):
+        links = (f"[{path.stem}](../benchmarks/results/{path.parent.name}/{path.name})" for path in mark.files)
+        rows.append(f"| {mark.what} | {mark.aim} | {mark.measured} | {', '.join(links)} |\n")
+    return "".join(["| | aim | measured | by |\n|---|---|---|---|\n", *rows]) if rows else ""
+
+
+def _beside_the_base(*paths: Path) -> str:
+    return _joined(
+        f"{t.ms('fused', FASTEST, 'train') / t.ms('base', FASTEST, 'train'):.3f}" for t in map(_Timings, paths)
+    )
+
+
+def _beside_the_loop(*paths: Path) -> str:
+    return _joined(
+        f"{t.ms('loop', 'eager', 'train') / t.ms('fused', FASTEST, 'train'):.1f}" for t in map(_Timings, paths)
+    )
+
+
+def _epochs(network: str) -> Callable[..., str]:
+    def seconds(*paths: Path) -> str:
+        each = (_Timings(path).ms(network, FASTEST, "train") * STEPS_AN_EPOCH / 1000 for path in paths)
+        return _joined(f"{took:.2f} s" for took in each)
+
+    return seconds
+
+
+def _whole_job(path: Path) -> str:
+    """The quickest, and the quickest that is as good as wanted."""
+    jobs = sorted(json.loads(path.read_text())["jobs"], key=lambda job: job["seconds"])
+    good = [job for job in jobs if job["accuracy"] >= ACCURACY_AIMED_AT]
+    chosen = [jobs[0], *(job for job in good[:1] if job is not jobs[0])]
+    return "; ".join(f"{job['seconds']:.1f} s with {job['accuracy']:.2%}" for job in chosen)
+
+
+def _runs_at_once(*paths: Path) -> str:
+    said = []
+    for path in paths:
+        measured = json.loads(path.read_text())
+        found = {row["case"]["network"]: row["seconds_an_epoch"] for row in measured["runs"] if row["at_once"] == 8}
+        precision = measured["environment"]["precision"]
+        said.append(f"base {found['base']:.3f} s, experts {found['fused']:.3f} s ({precision})")
+    return "; ".join(said)
+
+
+def _inference(mode: str) -> Callable[..., str]:
+    def ratios(path: Path) -> str:
+        timed = _Timings(path)
+        of_batch = {
+            batch: timed.ms("fused", mode, "inference", batch=batch) / timed.ms("base", mode, "inference", batch=batch)
+            for batch in (1, 256)
+        }
+        return ", ".join(f"{ratio:.2f} at batch {batch}" for batch, ratio in of_batch.items())
+
+    return ratios
+
+
+def _fifty_experts(path: Path) -> str:
+    timed = _Timings(path)
+    return f"{timed.ms('fused', 'captured', 'train', experts=50) / timed.ms('fused', 'captured', 'train'):.2f}"
+
+
+def _update(path: Path) -> str:
+    rules: dict[str, Any] = json.loads(path.read_text())["rules"]
+    return ", ".join(f"{of['share_of_epoch']:.1%} {rule}" for rule, of in rules.items())
+
+
+def _never_slower(*paths: Path) -> str:
+    ratios = {
+        f"{path.stem}'s {task}": timed.ms("fused", "eager", task) / timed.ms("loop", "eager", task)
+        for path in paths
+        for timed in [_Timings(path)]
+        for task in ("train", "forward")
+    }
+    slowest = max(ratios, key=ratios.__getitem__)
+    return f"{min(ratios.values()):.2f} to {ratios[slowest]:.2f} ({slowest})"
+
+
+def _from_shards(path: Path) -> str:
+    return f"{json.loads(path.read_text())['images_per_second']['train']:,.0f} images/s"
+
+
+def _joined(values: Iterator[str]) -> str:
+    return " and ".join(values)
+
+
+_TRAINED = (f"{GPU}/resnet56-c100-train.json", f"{GPU}/resnet56-c100-train-again.json")  # two machines
+_AT_ONCE = (f"{GPU}/alexnet-c100-runs-at-once-bf16.json", f"{GPU}/alexnet-c100-runs-at-once.json")
+# What, aim, files, and what to read in them.
+_MARKS: tuple[tuple[str, str, tuple[str, ...], Callable[..., str]], ...] = (
+    (
+        "ResNet56-C100, K=10, batch 128, bf16: a training step of the experts, in times of the base's",
+        "at most 1.15",
+        _TRAINED,
+        _beside_the_base,
+    ),
+    (
+        "the same step, as many times faster than with branches in a loop, eager",
+        "at least 3.5",
+        _TRAINED,
+        _beside_the_loop,
+    ),
+    ("an epoch of the base", "at most 2.4 s", _TRAINED, _epochs("base")),
+    ("an epoch of the experts", "at most 2.8 s", _TRAINED, _epochs("fused")),
+    (
+        "the whole job: 12 epochs of the generalist, 60 of the experts, and all that belongs to it",
+        "240 s with 78.3% for a seed",
+        (f"{GPU}/resnet56-c100-whole-job.json",),
+        _whole_job,
+    ),
+    ("AlexNet-C100, 8 runs at once, an epoch of each", "at most 0.12 s", _AT_ONCE, _runs_at_once),
+    (
+        "ResNet56-C100, K=10: inference of the experts, in times of the base's, on the GPU",
+        "at most 1.25",
+        (f"{GPU}/resnet56-c100-inference.json",),
+        _inference(FASTEST),
+    ),
+    ("on two cores", "at most 1.25", (f"{CPU}/resnet56-c100-inference.json",), _inference("eager")),
+    (
+        "six architectures on two cores: fused experts, in times of the loop's",
+        "at most 1",
+        tuple(f"{CPU}/{name}.json" for name in SIX),
+        _never_slower,
+    ),
+    (
+        "ResNet56-C100: a step with K=50, in times of one with K=10",
+        "less than 2",
+        (f"{GPU}/resnet56-c100-train-as-experts-grow.json",),
+        _fifty_experts,
+    ),
+    (
+        "an update of the specialties at C=1,000, with the confusion, beside an epoch",
+        "less than 5%",
+        (f"{GPU}/resnet56-c100-update.json",),
+        _update,
+    ),
+    (
+        "AlexNet-Caffe, K=10, trained on packed shards of photo-like JPEGs, 16 cores",
+        "10,000 images/s",
+        (f"{GPU}/data-shards-compiled.json",),
+        _from_shards,
+    ),
+)
