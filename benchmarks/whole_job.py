@@ -40,11 +40,12 @@ def timed(out: Path, arguments: list[str]) -> dict[str, Any]:
         )
         seconds = time.perf_counter() - began
     run = Run(out)
-    environment = run.read_json(runs.ENVIRONMENT)
+    environment, config = run.read_json(runs.ENVIRONMENT), run.read_json(runs.CONFIG)
     return {
         "seconds": round(seconds, 1),
         "parts": {part: round(took, 1) for part, took in run.read_json(runs.TIME).items()},
         "accuracy": run.read_json(runs.SUMMARY)["networks"]["experts"]["accuracy"],
+        "rule": config["specialties"]["rule"],
         "seed": environment["seed"],
         "environment": environment,
     }

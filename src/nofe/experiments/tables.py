@@ -180,6 +180,7 @@ TABLE_3 = Table(
         *(row for name, figures in PAPER_TABLE_3.items() for row in _rows_of_table_3(name, *figures)),
         Row(LABEL_77, _BASE_77, "base"),
         Row(f"{RESNET}: experts, the release's steps", _EXPERTS_77, paper=PAPER_TABLE_3[RESNET][1]),
+        Row(f"{RESNET}: experts, exact specialties", _experts(RESNET, "exact")),
     ),
 )
 TABLE_4 = Table(

@@ -237,6 +237,7 @@ def jobs_in_words(measured: dict[str, Any]) -> str:
     rows = [
         (
             job["environment"]["commit"],
+            job["rule"],
             f"{job['seed']}",
             f"{job['accuracy']:.2%}",
             f"{job['seconds']:.1f}",
@@ -246,7 +247,7 @@ def jobs_in_words(measured: dict[str, Any]) -> str:
     ]
     environment = jobs[-1]["environment"]
     title = f"{measured['architecture']} on {environment['device']}, {environment['precision']}, seconds"
-    return f"{title}\n\n{table(('commit', 'seed', 'accuracy', 'all', *parts), rows)}"
+    return f"{title}\n\n{table(('commit', 'rule', 'seed', 'accuracy', 'all', *parts), rows)}"
 
 
 def losses_in_words(measured: dict[str, Any]) -> str:
