@@ -1,7 +1,11 @@
 """The benchmark compares what it says it compares."""
 
+import json
 import os
+import subprocess
+import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +161,25 @@ def test_losses_are_compared_without_dropout_and_for_the_base_too() -> None:
     assert "beside the base, eager" in losses_in_words(base)
     with pytest.raises(UserError, match="--network fused: has no losses to compare"):
         measure_first_losses("vgg11-c100", small_dataset(), recipe, 2, runtime, ["eager"], network="fused")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="of the ways to run a step on a GPU")
+@pytest.mark.parametrize("architecture", ["vgg11-c100", "nin-c100"])
+@pytest.mark.parametrize("processes", [1, 8])
+def test_on_a_gpu_every_way_is_the_same_training_alone_and_on_a_share(
+    tmp_path: Path, architecture: str, processes: int
+) -> None:
+    """In bfloat16, which rounds more than what is asked here of fp32: losses that stay finite, and the same way."""
+    out = tmp_path / "losses.json"
+    program = [sys.executable, "-m", "nofe", "bench", "--task", "losses", "--architecture", architecture]
+    program += ["--network", "base", "--precision", "bf16", "--rate", "1e-4", "--batch", "128", "--out", str(out)]
+    with sharing_the_gpu(processes) if processes > 1 else nullcontext():
+        subprocess.run(program, check=True)
+    compared = json.loads(out.read_text())["compared"]
+    assert compared.keys() >= {"base, captured", "base, compiled", "base, compiled+captured"}
+    for way, each in compared.items():
+        assert each["largest_difference"] < 0.02, (way, each)
+        assert each["way"]["largest_difference"] < 0.3, (way, each)
 
 
 def test_of_losses_that_are_not_finite_it_is_said_whose_they_are() -> None:
