@@ -26,7 +26,7 @@ NEVER_CALLED = (nn.Module, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (nn.Sequential, *NEVER_CALLED)
 PREPARING_GIVES_WAY_AFTER = 0.0005  # seconds: to the thread that launches steps
 ASKED_AGAIN_AFTER = 0.1  # seconds: what could not be prepared yet
-UNDER_WAY = 4  # steps that wait for the GPU while another thread prepares something
+UNDER_WAY = 16  # steps that wait for the GPU while another thread prepares something, and may keep the interpreter
 EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
 
 Function = TypeVar("Function", bound=Callable[..., object])
