@@ -1,11 +1,11 @@
 """How long `nofe train` takes from the start of its process to its end, where nothing is compiled or chosen yet.
 
-    python benchmarks/whole_job.py --data-root data --seed 2
+    python benchmarks/whole_job.py --data-root data --seed 2 --rule exact
 
 trains the generalist (12 epochs) and the experts (60) of ResNet56-C100 on CIFAR-100, K=10, with all that belongs to it:
 imports, compilation, evaluation, report. What it took, by parts, and the accuracy are added to
-benchmarks/results/<device>/resnet56-c100-whole-job.json. The folder of the run, for others to take stages from, is kept
-with --keep. Arguments that are not known here go to `nofe train`.
+benchmarks/results/<device>/resnet56-c100-whole-job.json. With --keep the folder of the run stays, for others to take
+its stages from.
 """
 
 import argparse
@@ -31,16 +31,16 @@ ABOUT = (
 
 def timed(out: Path, arguments: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as empty:
-        caches = {"NOFE_CACHE": f"{empty}/nofe", "TORCHINDUCTOR_CACHE_DIR": f"{empty}/torch"}
+        caches = {name: f"{empty}/{name}" for name in ("NOFE_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+        command = [sys.executable, "-m", "nofe", "train", *JOB, "--out", str(out), *arguments]
         began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "nofe", "train", *JOB, "--out", str(out), *arguments],
-            env=os.environ | caches,
-            check=True,
-        )
+        ended = subprocess.run(command, env=os.environ | caches).returncode
         seconds = time.perf_counter() - began
+    if ended:
+        sys.exit(f"whole_job: nofe train ended with {ended}; nothing was added")
     run = Run(out)
-    environment, config = run.read_json(runs.ENVIRONMENT), run.read_json(runs.CONFIG)
+    config = run.read_json(runs.CONFIG)
+    environment = {name: value for name, value in run.read_json(runs.ENVIRONMENT).items() if name != "data"}
     return {
         "seconds": round(seconds, 1),
         "parts": {part: round(took, 1) for part, took in run.read_json(runs.TIME).items()},
@@ -54,13 +54,16 @@ def timed(out: Path, arguments: list[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", default="data")
+    parser.add_argument("--rule", default="fully-balanced")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="the folder of the run; by default it is deleted")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    chosen, others = parser.parse_known_args()
+    chosen = parser.parse_args()
+    if chosen.keep and chosen.keep.exists():
+        parser.error(f"--keep {chosen.keep}: is there already; name a new folder")
     with tempfile.TemporaryDirectory() as folder:
-        out = chosen.keep or Path(folder) / "run"
-        job = timed(out, ["--data-root", chosen.data_root, "--seed", str(chosen.seed), *others])
+        arguments = ["--data-root", chosen.data_root, "--rule", chosen.rule, "--seed", str(chosen.seed)]
+        job = timed(chosen.keep or Path(folder) / "run", arguments)
     path = chosen.results / slug(job["environment"]["device"]) / f"{ARCHITECTURE}-whole-job.json"
     known = json.loads(path.read_text()) if path.exists() else {"architecture": ARCHITECTURE, "what": ABOUT, "jobs": []}
     known["jobs"].append(job)

@@ -1,11 +1,14 @@
 """The benchmark compares what it says it compares."""
 
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from nofe.bench.update import measure_update
 from nofe.errors import RunError, UserError
 from nofe.experts.fused import FusedExperts
 from nofe.report.text import losses_in_words
+from nofe.training.launch import MODES, in_mode, mode_of
 from nofe.training.runtime import make_runtime, sharing_the_gpu
 
 
@@ -143,11 +147,11 @@ def test_losses_of_the_first_steps_are_those_of_the_plain_way() -> None:
     assert len(set(measured["loop, eager"])) == 4, "it trains"
     assert measured["compared"]["loop, eager, once more"]["gradient"]["largest_difference"] == 0
     assert 0 <= measured["compared"]["fused, eager"]["gradient"]["largest_difference"] < 1e-3
-    assert 0 <= measured["compared"]["fused, eager"]["way"]["largest_difference"] < 1e-3
+    assert 0 <= measured["compared"]["fused, eager"]["move"]["largest_difference"] < 1e-3
     assert "fused, eager" in losses_in_words(measured)
 
 
-def test_losses_are_compared_without_dropout_and_for_the_base_too() -> None:
+def test_losses_are_compared_without_dropout_and_for_the_base_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of VGG11, whose dropout draws other numbers for fused experts than for those in a loop."""
     from nofe.training.recipe import Recipe
 
@@ -157,7 +161,10 @@ def test_losses_are_compared_without_dropout_and_for_the_base_too() -> None:
     assert 0 <= experts["compared"]["fused, eager"]["gradient"]["largest_difference"] < 1e-3
     base = measure_first_losses("vgg11-c100", small_dataset(), recipe, 2, runtime, ["eager"], steps=2, network="base")
     assert base["compared"].keys() == {"base, eager, once more", "base, eager"}
-    assert base["compared"]["base, eager"]["way"]["largest_difference"] == 0
+    assert base["compared"]["base, eager"]["move"]["largest_difference"] == 0
+    monkeypatch.setattr(losses, "RANDOM", ())
+    dropping = measure_first_losses("vgg11-c100", small_dataset(), recipe, 2, runtime, ["eager"], steps=1)
+    assert dropping["compared"]["fused, eager"]["gradient"]["largest_difference"] > 0.1
     assert "beside the base, eager" in losses_in_words(base)
     with pytest.raises(UserError, match="--network fused: has no losses to compare"):
         measure_first_losses("vgg11-c100", small_dataset(), recipe, 2, runtime, ["eager"], network="fused")
@@ -165,21 +172,40 @@ def test_losses_are_compared_without_dropout_and_for_the_base_too() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="of the ways to run a step on a GPU")
 @pytest.mark.parametrize("architecture", ["vgg11-c100", "nin-c100"])
+@pytest.mark.parametrize("network", ["base", "experts"])
 @pytest.mark.parametrize("processes", [1, 8])
 def test_on_a_gpu_every_way_is_the_same_training_alone_and_on_a_share(
-    tmp_path: Path, architecture: str, processes: int
+    tmp_path: Path, architecture: str, network: str, processes: int
 ) -> None:
-    """In bfloat16, which rounds more than what is asked here of fp32: losses that stay finite, and the same way."""
+    """Losses stay finite and weights go where they should, whether steps are captured, compiled or both.
+
+    In bfloat16, so that what is asked of the weights is little.
+    """
+    if processes > 1 and shutil.which("nvidia-cuda-mps-control") is None:
+        pytest.skip("MPS is not installed")
     out = tmp_path / "losses.json"
     program = [sys.executable, "-m", "nofe", "bench", "--task", "losses", "--architecture", architecture]
-    program += ["--network", "base", "--precision", "bf16", "--rate", "1e-4", "--batch", "128", "--out", str(out)]
+    program += ["--network", network, "--precision", "bf16", "--rate", "1e-4", "--batch", "128", "--out", str(out)]
     with sharing_the_gpu(processes) if processes > 1 else nullcontext():
         subprocess.run(program, check=True)
     compared = json.loads(out.read_text())["compared"]
-    assert compared.keys() >= {"base, captured", "base, compiled", "base, compiled+captured"}
+    assert len(compared) == 1 + len(MODES)
     for way, each in compared.items():
         assert each["largest_difference"] < 0.02, (way, each)
-        assert each["way"]["largest_difference"] < 0.3, (way, each)
+        assert each["move"]["largest_difference"] < 0.3, (way, each)
+
+
+def test_a_weight_that_is_not_a_number_is_the_farthest() -> None:
+    there = {"one": torch.ones(2), "two": torch.ones(2)}
+    found = losses._farthest({"one": torch.ones(2), "two": torch.tensor([1.0, torch.nan])}, there)
+    assert found["weight"] == "two"
+    assert math.isnan(found["largest_difference"])
+
+
+def test_steps_say_how_they_are_run() -> None:
+    on_cpu = make_runtime("cpu", compile=True)
+    assert [mode_of(in_mode(on_cpu, mode)) for mode in ("eager", "compiled")] == ["eager", "compiled"]
+    assert mode_of(replace(on_cpu, capture=True)) == "compiled+captured"
 
 
 def test_of_losses_that_are_not_finite_it_is_said_whose_they_are() -> None:

@@ -106,7 +106,7 @@ def test_the_training_loop_is_measured_on_images_as_they_come(photos: Path) -> N
     assert list(speeds) == [*IN_ONE, *AT_ONCE, "whole", "step", "train"]
     assert all(speed > 0 for speed in speeds.values())
     assert (measured["limit"], measured["inside"]) == limit_of(speeds)
-    assert "2 experts, on images that are there" in data_in_words(measured)
+    assert "2 experts, eager, on images that are there" in data_in_words(measured)
 
 
 def test_what_is_trained_on_them_has_its_kernels_chosen_as_in_a_run(

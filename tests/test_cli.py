@@ -780,6 +780,16 @@ def test_reproduce_finds_imagenet_where_it_is_said_to_lie(tmp_path: Path, monkey
     assert message == "--dataset cifar100: says where ImageNet lies; write folder:PATH or shards:PATH"
 
 
+@pytest.mark.parametrize("verb", ["train", "sweep"])
+def test_a_root_is_not_passed_over_where_the_images_lie_elsewhere(tmp_path: Path, verb: str) -> None:
+    message = refusal(verb, "--dataset", "folder:birds", "--data-root", tmp_path, "--out", tmp_path / "run")
+    assert message == (
+        f"--data-root {tmp_path}: says where CIFAR lies, not where folder:birds does; "
+        f"say that with --dataset folder:{tmp_path / 'birds'}"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_reproduce_trains_only_the_experiments_that_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nofe import runs
 from nofe.checks import has_same_images, require_same_images
 from nofe.config import DataConfig, RunConfig
-from nofe.data import ImageSet, is_listed, list_images, load_dataset
+from nofe.data import ImageSet, is_listed, list_images, load_dataset, require_root_is_read
 from nofe.data.pictures import NOTHING_HELD_OUT, Chosen, Listing, Pictures, fraction_of
 from nofe.data.stored import StoredImages, with_reasons
 from nofe.data.survey import survey
@@ -94,12 +94,8 @@ def _of_listing(
 
 def _at(data: DataConfig, place: Place) -> DataConfig:
     name = place.name or data.name
-    if place.root is not None and is_listed(name):
-        kind, _, path = name.partition(":")
-        raise UserError(
-            f"--data-root {place.root}: says where CIFAR lies, not where {name} does; "
-            f"say that with --dataset {kind}:{place.root / Path(path).name}"
-        )
+    if place.root is not None:
+        require_root_is_read(name, place.root)
     skip = data.skip_unreadable or place.skip_unreadable
     return replace(data, name=name, root=str(place.root or data.root), skip_unreadable=skip)
 

@@ -110,14 +110,32 @@ def test_steps_are_read_from_tables_of_the_benchmark(tmp_path: Path) -> None:
     assert (step.milliseconds_of_base, step.milliseconds_of_experts) == (6.0, 7.0)
 
 
-def test_the_guide_s_estimate_for_imagenet_is_that_of_the_measured_step() -> None:
+def test_the_guide_s_estimate_for_imagenet_is_that_of_the_measured_rates() -> None:
     root = Path(__file__).parents[2]
-    file = root / "benchmarks" / "results" / "nvidia-h200" / "steps-by-network.json"
-    [step] = [each for each in json.loads(file.read_text())["steps"] if each["architecture"] == "alexnet-caffe"]
+    folder = root / "benchmarks" / "results" / "nvidia-h200"
+    shards = json.loads((folder / "data-shards-compiled.json").read_text())
+    [step] = [
+        each
+        for each in json.loads((folder / "steps-by-network.json").read_text())["steps"]
+        if each["architecture"] == "alexnet-caffe"
+    ]
     config = next(row for row in TABLES["imagenet"].rows if row.label == "fully-balanced, K=10").experiment.config
     assert (step["experts"], step["batch"], step["precision"]) == (10, config.experts.batch, config.precision)
-    epoch = 1_281_167 / step["batch"] * step["milliseconds"] / 1000  # training images of ILSVRC 2012
+    assert (shards["experts"], shards["batch"], shards["classes"]) == (10, config.experts.batch, 1000)
+    rate = shards["images_per_second"]["train"]
+    epoch = 1_281_167 / rate  # training images of ILSVRC 2012
+    experts, generalist = epoch * config.experts.epochs, epoch * config.generalist.epochs
     guide = " ".join((root / "docs" / "guide.md").read_text().split())
-    assert f"{step['milliseconds']:.1f} ms for ten experts and 256 images" in guide
-    assert f"make {epoch:.0f} seconds an epoch and {epoch * config.experts.epochs / 3600:.1f} hours" in guide
-    assert f"{round(step['images_per_second'], -2):,.0f} images/s" in guide
+    assert f"ten experts train on {round(rate, -2):,.0f} images/s, in bf16 and compiled" in guide
+    assert f"the step alone does {round(shards['images_per_second']['step'], -2):,.0f}." in guide
+    assert (
+        f"takes {epoch:.0f} seconds then: {generalist / 60:.0f} minutes for the {config.generalist.epochs} ep" in guide
+    )
+    assert f"{experts / 3600:.1f} hours for the {config.experts.epochs} of the experts" in guide
+    assert f"{(experts + generalist) / 3600:.1f} hours in all" in guide
+    bytes_a_second = rate * 1e6 * shards["megabytes"] / shards["images"]
+    assert (
+        f"must give {round(bytes_a_second / 1e6, -1):.0f} MB/s, or {epoch * bytes_a_second / 1e9:.0f} GB fit" in guide
+    )
+    assert f"whose step alone does {round(step['images_per_second'], -2):,.0f} images/s" in guide
+    assert step["images_per_second"] > rate

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nofe.report.marks import CPU, GPU, marks, marks_in_words
+from nofe.report.marks import _MARKS, CPU, GPU, marks, marks_in_words
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -48,13 +48,62 @@ def test_steps_and_epochs_of_two_machines(tmp_path: Path) -> None:
     assert "| at most 1.15 | 1.150 and 1.161 | [resnet56-c100-train](../benchmarks/" in marks_in_words(tmp_path)
 
 
-def test_of_whole_jobs_the_quickest_and_the_quickest_that_is_good_enough(tmp_path: Path) -> None:
+def test_of_whole_jobs_the_newest_and_all_of_them(tmp_path: Path) -> None:
     path = tmp_path / GPU / "resnet56-c100-whole-job.json"
     jobs = [{"seconds": 250.0, "accuracy": 0.786}, {"seconds": 239.2, "accuracy": 0.781}]
+    write(path, {"jobs": jobs[:1]})
+    assert list(measured(tmp_path).values()) == ["250.0 s with 78.60%, the newest"]
     write(path, {"jobs": [*jobs, {"seconds": 245.0, "accuracy": 0.784}]})
-    assert list(measured(tmp_path).values()) == ["239.2 s with 78.10%; 245.0 s with 78.40%"]
-    write(path, {"jobs": [*jobs, {"seconds": 235.0, "accuracy": 0.783}]})
-    assert list(measured(tmp_path).values()) == ["235.0 s with 78.30%"]
+    all_of_them = "of 3 jobs 239.2 to 250.0 s with 78.10% to 78.60%"
+    assert list(measured(tmp_path).values()) == [f"245.0 s with 78.40%, the newest; {all_of_them}"]
+
+
+def test_runs_at_once_are_compared_at_one_share_of_the_gpu(tmp_path: Path) -> None:
+    def run(network: str, at_once: int, share: int, seconds: float) -> dict[str, Any]:
+        case = {"network": network}
+        return {"case": case, "at_once": at_once, "share_of_each": share, "seconds_an_epoch": seconds}
+
+    for name, precision in (("", "tf32"), ("-bf16", "bf16")):
+        rows = [run("base", 1, 100, 0.3), run("base", 8, 25, 0.1), run("fused", 8, 25, 0.14), run("base", 8, 33, 0.2)]
+        content = {"environment": {"precision": precision}, "runs": rows}
+        write(tmp_path / GPU / f"alexnet-c100-runs-at-once{name}.json", content)
+    told = "; ".join(f"base 0.100 s, experts 0.140 s in {precision}" for precision in ("tf32", "bf16"))
+    assert list(measured(tmp_path).values()) == [told]
+    write(tmp_path / GPU / "alexnet-c100-runs-at-once.json", {"environment": {"precision": "tf32"}, "runs": rows[:2]})
+    assert measured(tmp_path) == {}
+
+
+def test_inference_growth_updates_and_shards(tmp_path: Path) -> None:
+    inference = [
+        timing(network, "compiled+captured", "inference", ms, batch=batch)
+        for network, batch, ms in (("base", 1, 1.0), ("fused", 1, 1.2), ("base", 256, 4.0), ("fused", 256, 4.4))
+    ]
+    write(tmp_path / GPU / "resnet56-c100-inference.json", {"timings": inference})
+    growth = [timing("fused", "captured", "train", ms, experts=k) for k, ms in ((10, 8.0), (50, 12.0))]
+    write(tmp_path / GPU / "resnet56-c100-train-as-experts-grow.json", {"timings": growth})
+    rules = {"exact": {"share_of_epoch": 0.0378}, "greedy": {"share_of_epoch": 0.04}}
+    write(tmp_path / GPU / "resnet56-c100-update.json", {"rules": rules})
+    for name, mode, rate in (
+        ("data-shards-compiled", "compiled+captured", 12_097.4),
+        ("data-shards", "captured", 8852),
+    ):
+        write(tmp_path / GPU / f"{name}.json", {"mode": mode, "images_per_second": {"train": rate}})
+    assert list(measured(tmp_path).values()) == [
+        "1.20 at batch 1, 1.10 at batch 256",
+        "1.50",
+        "3.8% exact, 4.0% greedy",
+        "12,097 images/s compiled+captured; 8,852 images/s captured",
+    ]
+
+
+def test_a_file_that_measured_something_else_is_as_none(tmp_path: Path) -> None:
+    two_batches = [timing("fused", "captured", "train", 8.0, batch=batch) for batch in (64, 128)]
+    write(tmp_path / GPU / "resnet56-c100-train-as-experts-grow.json", {"timings": two_batches})
+    assert measured(tmp_path) == {}
+
+
+def test_all_that_is_aimed_at_has_been_measured() -> None:
+    assert len(measured(Path(__file__).parents[2] / "benchmarks" / "results")) == len(_MARKS)
 
 
 def test_the_architecture_where_fusing_pays_least_is_named(tmp_path: Path) -> None:

@@ -595,7 +595,7 @@ def test_launches_that_give_way_are_a_few_steps_ahead_of_the_gpu(monkeypatch: py
     step = CapturedStep(lambda: None)
     step._graph = Graph()  # type: ignore[assignment]
     with step.giving_way():
-        for _ in range(20):
+        for _ in range(launch.UNDER_WAY + 4):
             step()
     assert max(ahead) == launch.UNDER_WAY + 1
     assert ahead[-1] == launch.UNDER_WAY + 1, "and the GPU always has work"

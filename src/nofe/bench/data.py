@@ -27,6 +27,7 @@ from nofe.data.stream import batches_over, on_device
 from nofe.data.workers import Workers
 from nofe.errors import UserError
 from nofe.experts.network import make_fast, plant_at_random
+from nofe.training.launch import mode_of
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime, environment
@@ -97,6 +98,8 @@ def measure_data(
         "rounds": rounds,
         "environment": environment(runtime, seed=0),
         "experts": experts,
+        "classes": len(listing.class_names),
+        "mode": mode_of(runtime),
         "images_per_second": {name: speeds[name] for name in ORDER if name in speeds},
         "limit": limit,
         "inside": inside,

@@ -1,10 +1,11 @@
 """That every way to run a step is the same training: what the first steps do, beside those of the plainest way.
 
 Losses alone prove little. Near its start a network's loss may hardly depend on its weights, and wrong gradients go
-unseen; so the gradient of each weight in the first step is compared too, and the way that each weight has gone after a
+unseen; so the gradient of each weight in the first step is compared too, and how far each weight has moved after a
 few steps, the last of which are captured where steps are.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +27,7 @@ from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment
 
-CAPTURED_BY = EAGER_STEPS + 3  # steps
+CAPTURED_BY = EAGER_STEPS + 3  # steps: one is captured, two are replays
 
 
 def measure_first_losses(
@@ -70,7 +71,8 @@ def measure_first_losses(
         "experts": experts,
         "batch": recipe.batch,
         "rate": recipe.rate,
-        "steps": steps,
+        "steps": len(reference.losses),
+        "steps_of_moves": min(CAPTURED_BY, len(reference.losses)),
         "environment": environment(runtime, seed=0),
         "beside": beside,
         beside: _rounded(reference.losses),
@@ -79,7 +81,7 @@ def measure_first_losses(
                 "losses": _rounded(each.losses),
                 "largest_difference": _largest(each.losses, reference.losses),
                 "gradient": _farthest(each.gradients, reference.gradients),
-                "way": _farthest(each.ways, reference.ways),
+                "move": _farthest(each.moves, reference.moves),
             }
             for name, each in compared.items()
         },
@@ -90,7 +92,7 @@ def measure_first_losses(
 class _FirstSteps:
     losses: list[float]  # of each step
     gradients: dict[str, Tensor]  # of the first one, by the weight's name on disk
-    ways: dict[str, Tensor]  # that weights have gone in the first CAPTURED_BY steps, likewise
+    moves: dict[str, Tensor]  # of the first CAPTURED_BY steps together, likewise
 
 
 def _first_steps(
@@ -127,10 +129,10 @@ def _first_steps(
     velocities = _exact(model, optimizer_tensors(state.optimizer, model))
     gradients = {name: velocity - decayed[name] for name, velocity in velocities.items()}
     train_until(CAPTURED_BY)
-    ways = {name: there - start[name] for name, there in _exact(model, dict(model.named_parameters())).items()}
+    moves = {name: there - start[name] for name, there in _exact(model, dict(model.named_parameters())).items()}
     train_until(steps)
     losses = [(now - before) / batches.global_batch for before, now in pairwise([0.0, *noted.totals])]
-    return _FirstSteps(losses, gradients, ways)
+    return _FirstSteps(losses, gradients, moves)
 
 
 def _decayed(state: TrainState) -> dict[str, Tensor]:
@@ -165,16 +167,14 @@ def _largest(losses: Sequence[float], reference: Sequence[float]) -> float:
     return round(max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)), 8)
 
 
-def _farthest(gradients: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, Any]:
-    """The weight whose gradient differs most from the reference, relative to the length of that one."""
+def _farthest(found: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, Any]:
+    """The weight that is farthest from the reference, relative to the length of what the reference has."""
     apart = {
-        name: float((gradients[name] - gradient).norm() / gradient.norm())
-        for name, gradient in reference.items()
-        if float(gradient.norm()) > 0
+        name: float((found[name] - own).norm() / own.norm()) for name, own in reference.items() if float(own.norm()) > 0
     }
     if not apart:
         raise UserError(
             "losses: nothing to compare; the recipe's optimizer keeps no momentum from which to tell gradients"
         )
-    weight = max(apart, key=apart.__getitem__)
+    weight = max(apart, key=lambda name: (math.isnan(apart[name]), apart[name]))
     return {"weight": weight, "largest_difference": float(f"{apart[weight]:.3g}")}

@@ -25,7 +25,7 @@ def bench(
     classes: Annotated[list[int] | None, typer.Option(help="C; repeatable; 100, for the update 1,000.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images a step; repeatable; 128, on a processor 16.")] = None,
     network: Annotated[
-        list[str] | None, typer.Option(help="base, loop, fused; all by default. Of the losses: base or experts.")
+        list[str] | None, typer.Option(help="base, loop, fused; all by default. With --task losses: base or experts.")
     ] = None,
     mode: Annotated[list[str] | None, typer.Option(help="eager, captured, compiled, compiled+captured.")] = None,
     task: Annotated[
@@ -48,6 +48,7 @@ def bench(
         return
     from nofe.architectures.zoo import trust
     from nofe.bench.tables import table_name
+    from nofe.errors import UserError
     from nofe.report.text import losses_in_words, timings_in_words, update_in_words
     from nofe.training.runtime import make_runtime
 
@@ -62,9 +63,12 @@ def bench(
         images = load_dataset(dataset, root=data_root or Path("data"), image_size=32)
         recipe = dataclasses.replace(default_run(architecture, dataset).experts, batch=batches[0])
         recipe = recipe if rate is None else dataclasses.replace(recipe, rate=rate)
-        of = (network or ["experts"])[0]
-        table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode, network=of)
-        text, name = losses_in_words(table), f"{architecture}-losses-{runtime.precision}{'-base' * (of == 'base')}"
+        if network and len(network) > 1:
+            raise UserError(f"--network {network[1]}: losses are of one network at a time; name base or experts")
+        compared = network[0] if network else "experts"
+        table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode, network=compared)
+        name = f"{architecture}-losses-{runtime.precision}{'-base' * (compared == 'base')}"
+        text = losses_in_words(table)
     elif task == ["update"]:
         from nofe.bench.update import measure_update, runtime_for
 
@@ -107,7 +111,7 @@ def bench_data(
     runtime = make_runtime(device, precision, compile=compile_, workers=workers)
     measured = measure_data(dataset, architecture, runtime, batch=batch, images=images, rounds=rounds, experts=experts)
     print(data_in_words(measured))
-    _keep(measured, f"data-{dataset.partition(':')[0]}", runtime, out)
+    _keep(measured, f"data-{dataset.partition(':')[0]}{'-compiled' * compile_}", runtime, out)
 
 
 @bench_app.command("runs")

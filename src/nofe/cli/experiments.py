@@ -24,6 +24,7 @@ from nofe.cli.options import (
     Settings,
     SkipUnreadable,
     WeightsFile,
+    data_settings,
     network_settings,
 )
 
@@ -63,9 +64,7 @@ def sweep(
     from nofe.training.runtime import is_on_cuda
 
     chosen: dict[str, Any] = {
-        "data.name": dataset,
-        "data.root": None if data_root is None else str(data_root),
-        "data.skip_unreadable": True if skip_unreadable else None,
+        **data_settings(dataset, data_root, skip_unreadable),
         "architecture": architecture,
         "recipe": recipe,
         **network_settings(pretrained, weights, frozen_trunk, cut, branch_width, parameters),

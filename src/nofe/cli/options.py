@@ -41,6 +41,19 @@ SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Leave s
 Minutes = Annotated[float | None, typer.Option("--minutes", help="Stop after this time; go on with the same command.")]
 
 
+def data_settings(dataset: str | None, data_root: Path | None, skip_unreadable: bool) -> dict[str, Any]:
+    """What these options say, by the fields of the configuration; None where they say nothing."""
+    if dataset is not None and data_root is not None:
+        from nofe.data import require_root_is_read
+
+        require_root_is_read(dataset, data_root)
+    return {
+        "data.name": dataset,
+        "data.root": None if data_root is None else str(data_root),
+        "data.skip_unreadable": True if skip_unreadable else None,
+    }
+
+
 def network_settings(
     pretrained: bool,
     weights: Path | None,
@@ -49,7 +62,7 @@ def network_settings(
     branch_width: float | None,
     parameters: int | None,
 ) -> dict[str, Any]:
-    """What these options say, by the fields of the configuration; None where they say nothing."""
+    """Likewise."""
     return {
         "adapt.weights": _source_of_weights(pretrained, weights),
         "adapt.frozen_trunk": True if frozen_trunk else None,

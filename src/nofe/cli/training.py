@@ -25,6 +25,7 @@ from nofe.cli.options import (
     Settings,
     SkipUnreadable,
     WeightsFile,
+    data_settings,
     network_settings,
 )
 
@@ -79,9 +80,7 @@ def train(
     from nofe.training.runtime import launched_runtime
 
     chosen: dict[str, Any] = {
-        "data.name": dataset,
-        "data.root": None if data_root is None else str(data_root),
-        "data.skip_unreadable": True if skip_unreadable else None,
+        **data_settings(dataset, data_root, skip_unreadable),
         "architecture": architecture,
         "recipe": recipe,
         **network_settings(pretrained, weights, frozen_trunk, cut, branch_width, parameters),

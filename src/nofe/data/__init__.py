@@ -64,6 +64,16 @@ def is_listed(name: str) -> bool:
     return name.startswith(PREFIXES)
 
 
+def require_root_is_read(name: str, root: Path) -> None:
+    """Or who names a root would think that it is where these images are looked for."""
+    if is_listed(name):
+        kind, _, path = name.partition(":")
+        raise UserError(
+            f"--data-root {root}: says where CIFAR lies, not where {name} does; "
+            f"say that with --dataset {kind}:{root / Path(path).name}"
+        )
+
+
 def list_images(name: str, *, test: str = "0.2", seed: int = 0) -> "Listing":
     """What a folder, shards or a saved data set hold, without decoding anything."""
     prefix, _, given = name.partition(":")

@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 GPU, CPU = "nvidia-h200", "amd-epyc-2-cores"
+SHARE = 25  # per cent of the GPU that each of 8 runs may use
 STEPS_AN_EPOCH = 50_000 // 128
 FASTEST = "compiled+captured"
+AIMED_AT = "What this project set out to reach, and what was measured."
 SIX = ("alexnet-c100", "alexnet-quick-c100", "vgg11-c100", "nin-c100", "resnet56-c100", "alexnet-caffe")
-ACCURACY_AIMED_AT = 0.783
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,10 @@ class Mark:
     aim: str
     measured: str
     files: tuple[Path, ...]
+
+
+class _NotThereError(Exception):
+    """A file measured something else than the table wants."""
 
 
 class _Timings:
@@ -31,16 +37,19 @@ class _Timings:
         wanted = {"network": network, "mode": mode, "task": task, "experts": 0 if network == "base" else experts}
         if batch is not None:
             wanted["batch"] = batch
-        [found] = [row["milliseconds"] for row in self._rows if wanted.items() <= row["case"].items()]
-        return float(found)
+        found = [row["milliseconds"] for row in self._rows if wanted.items() <= row["case"].items()]
+        if len(found) != 1:
+            raise _NotThereError
+        return float(found[0])
 
 
 def marks(folder: Path) -> Iterator[Mark]:
-    """In the order of what users ask first; those without a file are left out."""
+    """In the order of what users ask first; those that have not been measured are left out."""
     for what, aim, files, measure in _MARKS:
         paths = tuple(folder / file for file in files)
-        if all(path.exists() for path in paths):
-            yield Mark(what, aim, measure(*paths), paths)
+        with suppress(_NotThereError):
+            if all(path.exists() for path in paths):
+                yield Mark(what, aim, measure(*paths), paths)
 
 
 def marks_in_words(folder: Path) -> str:
@@ -49,7 +58,7 @@ def marks_in_words(folder: Path) -> str:
     for mark in marks(folder):
         links = (f"[{path.stem}](../benchmarks/results/{path.parent.name}/{path.name})" for path in mark.files)
         rows.append(f"| {mark.what} | {mark.aim} | {mark.measured} | {', '.join(links)} |\n")
-    return "".join(["| | aim | measured | by |\n|---|---|---|---|\n", *rows]) if rows else ""
+    return "".join([f"{AIMED_AT}\n\n| what | aim | measured | files |\n|---|---|---|---|\n", *rows]) if rows else ""
 
 
 def _beside_the_base(*paths: Path) -> str:
@@ -73,20 +82,24 @@ def _epochs(network: str) -> Callable[..., str]:
 
 
 def _whole_job(path: Path) -> str:
-    """The quickest, and the quickest that is as good as wanted."""
-    jobs = sorted(json.loads(path.read_text())["jobs"], key=lambda job: job["seconds"])
-    good = [job for job in jobs if job["accuracy"] >= ACCURACY_AIMED_AT]
-    chosen = [jobs[0], *(job for job in good[:1] if job is not jobs[0])]
-    return "; ".join(f"{job['seconds']:.1f} s with {job['accuracy']:.2%}" for job in chosen)
+    """The newest, and all of them: none is picked by its accuracy."""
+    jobs = json.loads(path.read_text())["jobs"]
+    seconds, accuracies = [job["seconds"] for job in jobs], [job["accuracy"] for job in jobs]
+    newest = f"{seconds[-1]:.1f} s with {accuracies[-1]:.2%}, the newest"
+    several = f"{min(seconds):.1f} to {max(seconds):.1f} s with {min(accuracies):.2%} to {max(accuracies):.2%}"
+    return f"{newest}; of {len(jobs)} jobs {several}" if len(jobs) > 1 else newest
 
 
 def _runs_at_once(*paths: Path) -> str:
     said = []
     for path in paths:
         measured = json.loads(path.read_text())
-        found = {row["case"]["network"]: row["seconds_an_epoch"] for row in measured["runs"] if row["at_once"] == 8}
+        rows = [row for row in measured["runs"] if (row["at_once"], row["share_of_each"]) == (8, SHARE)]
+        found = {row["case"]["network"]: row["seconds_an_epoch"] for row in rows}
+        if found.keys() != {"base", "fused"}:
+            raise _NotThereError
         precision = measured["environment"]["precision"]
-        said.append(f"base {found['base']:.3f} s, experts {found['fused']:.3f} s ({precision})")
+        said.append(f"base {found['base']:.3f} s, experts {found['fused']:.3f} s in {precision}")
     return "; ".join(said)
 
 
@@ -123,8 +136,9 @@ def _never_slower(*paths: Path) -> str:
     return f"{min(ratios.values()):.2f} to {ratios[slowest]:.2f} ({slowest})"
 
 
-def _from_shards(path: Path) -> str:
-    return f"{json.loads(path.read_text())['images_per_second']['train']:,.0f} images/s"
+def _from_shards(*paths: Path) -> str:
+    read = [json.loads(path.read_text()) for path in paths]
+    return "; ".join(f"{of['images_per_second']['train']:,.0f} images/s {of['mode']}" for of in read)
 
 
 def _joined(values: Iterator[str]) -> str:
@@ -132,7 +146,8 @@ def _joined(values: Iterator[str]) -> str:
 
 
 _TRAINED = (f"{GPU}/resnet56-c100-train.json", f"{GPU}/resnet56-c100-train-again.json")  # two machines
-_AT_ONCE = (f"{GPU}/alexnet-c100-runs-at-once-bf16.json", f"{GPU}/alexnet-c100-runs-at-once.json")
+_AT_ONCE = (f"{GPU}/alexnet-c100-runs-at-once.json", f"{GPU}/alexnet-c100-runs-at-once-bf16.json")
+_SHARDS = (f"{GPU}/data-shards-compiled.json", f"{GPU}/data-shards.json")
 # What, aim, files, and what to read in them.
 _MARKS: tuple[tuple[str, str, tuple[str, ...], Callable[..., str]], ...] = (
     (
@@ -142,49 +157,59 @@ _MARKS: tuple[tuple[str, str, tuple[str, ...], Callable[..., str]], ...] = (
         _beside_the_base,
     ),
     (
-        "the same step, as many times faster than with branches in a loop, eager",
+        "ResNet56-C100: that step, as many times faster than branches in a loop",
         "at least 3.5",
         _TRAINED,
         _beside_the_loop,
     ),
-    ("an epoch of the base", "at most 2.4 s", _TRAINED, _epochs("base")),
-    ("an epoch of the experts", "at most 2.8 s", _TRAINED, _epochs("fused")),
+    ("ResNet56-C100: an epoch of the base, 390 such steps", "at most 2.4 s", _TRAINED, _epochs("base")),
+    ("ResNet56-C100: an epoch of the experts", "at most 2.8 s", _TRAINED, _epochs("fused")),
     (
-        "the whole job: 12 epochs of the generalist, 60 of the experts, and all that belongs to it",
-        "240 s with 78.3% for a seed",
+        "ResNet56-C100: a whole `nofe train`, 12 epochs of the generalist and 60 of the experts, from nothing",
+        "at most 240 s, and 78.3%",
         (f"{GPU}/resnet56-c100-whole-job.json",),
         _whole_job,
     ),
-    ("AlexNet-C100, 8 runs at once, an epoch of each", "at most 0.12 s", _AT_ONCE, _runs_at_once),
     (
-        "ResNet56-C100, K=10: inference of the experts, in times of the base's, on the GPU",
+        "AlexNet-C100, 8 trainings at once: seconds in which each has had an epoch, over 8",
+        "at most 0.12 s",
+        _AT_ONCE,
+        _runs_at_once,
+    ),
+    (
+        "ResNet56-C100, K=10: inference of the experts, in times of the base's, on the GPU, compiled",
         "at most 1.25",
         (f"{GPU}/resnet56-c100-inference.json",),
         _inference(FASTEST),
     ),
-    ("on two cores", "at most 1.25", (f"{CPU}/resnet56-c100-inference.json",), _inference("eager")),
     (
-        "six architectures on two cores: fused experts, in times of the loop's",
+        "ResNet56-C100, K=10: the same on two cores, not compiled",
+        "at most 1.25",
+        (f"{CPU}/resnet56-c100-inference.json",),
+        _inference("eager"),
+    ),
+    (
+        "six architectures on two cores: fused experts, in times of branches in a loop",
         "at most 1",
         tuple(f"{CPU}/{name}.json" for name in SIX),
         _never_slower,
     ),
     (
-        "ResNet56-C100: a step with K=50, in times of one with K=10",
+        "ResNet56-C100: a training step with K=50, in times of one with K=10, not compiled",
         "less than 2",
         (f"{GPU}/resnet56-c100-train-as-experts-grow.json",),
         _fifty_experts,
     ),
     (
-        "an update of the specialties at C=1,000, with the confusion, beside an epoch",
+        "ResNet56-C100 with C=1,000: an update of the specialties, confusion included, beside an epoch",
         "less than 5%",
         (f"{GPU}/resnet56-c100-update.json",),
         _update,
     ),
     (
-        "AlexNet-Caffe, K=10, trained on packed shards of photo-like JPEGs, 16 cores",
-        "10,000 images/s",
-        (f"{GPU}/data-shards-compiled.json",),
+        "AlexNet-Caffe, K=10, bf16: training on packed shards of photo-like JPEGs, 16 cores",
+        "at least 10,000 images/s",
+        _SHARDS,
         _from_shards,
     ),
 )

@@ -1,4 +1,4 @@
-"""The page of speed: every table that `nofe bench` left under benchmarks/results/, as it printed it."""
+"""The page of speed: what was aimed at, and every table that was left under benchmarks/results/, as it was printed."""
 
 import json
 from collections.abc import Callable

@@ -225,7 +225,7 @@ def runs_in_words(measured: dict[str, Any]) -> str:
         )
         for row in measured["runs"]
     ]
-    head = ("network", "mode", "at once", "may use", "ms a step of each", "s an epoch of each", "slowest to fastest")
+    head = ("network", "mode", "at once", "may use", "ms a step / runs", "s an epoch / runs", "slowest to fastest")
     environment = measured["environment"]
     return f"{measured['architecture']} on {environment['device']}, {environment['precision']}\n\n{table(head, rows)}"
 
@@ -242,31 +242,34 @@ def jobs_in_words(measured: dict[str, Any]) -> str:
             f"{job['accuracy']:.2%}",
             f"{job['seconds']:.1f}",
             *(f"{job['parts'].get(part, 0):.1f}" for part in parts),
+            f"{job['seconds'] - sum(job['parts'].values()):.1f}",
         )
         for job in jobs
     ]
     environment = jobs[-1]["environment"]
     title = f"{measured['architecture']} on {environment['device']}, {environment['precision']}, seconds"
-    return f"{title}\n\n{table(('commit', 'rule', 'seed', 'accuracy', 'all', *parts), rows)}"
+    note = f"\n\n{measured['note']}" if "note" in measured else ""
+    return f"{title}\n\n{table(('commit', 'rule', 'seed', 'accuracy', 'all', *parts, 'imports, start'), rows)}{note}"
 
 
 def losses_in_words(measured: dict[str, Any]) -> str:
     """How far the first steps are from those of the plainest way."""
+
+    def difference(each: dict[str, Any] | None) -> tuple[str, str]:
+        return (f"{each['largest_difference']:.2e}", each["weight"]) if each else ("", "")
+
     rows = [
-        (
-            name,
-            f"{each['largest_difference']:.2e}",
-            *(f"{each[of]['largest_difference']:.2e}" if of in each else "" for of in ("gradient", "way")),
-            each["gradient"]["weight"],
-        )
+        (name, f"{each['largest_difference']:.2e}", *difference(each["gradient"]), *difference(each.get("move")))
         for name, each in measured["compared"].items()
     ]
     environment = measured["environment"]
     title = f"{measured['architecture']} on {environment['device']}, {environment['precision']}, {measured['data']}; "
     title += f"K={measured['experts']}, " if measured["network"] == "experts" else ""
     title += f"batch {measured['batch']}, rate {measured['rate']:g}; largest relative difference of losses over the "
-    title += f"first {measured['steps']} steps, of a weight's gradient in the first, and of its way in the first few"
-    head = (f"beside the {measured['beside']}", "losses", "gradients", "ways", "gradient of")
+    title += f"first {measured['steps']} steps, of a weight's gradient in the first"
+    if "steps_of_moves" in measured:
+        title += f", and of how far a weight has moved after {measured['steps_of_moves']}"
+    head = (f"beside the {measured['beside']}", "losses", "gradients", "of", "moves", "of")
     return f"{title}\n\n{table(head, rows)}"
 
 
@@ -298,14 +301,14 @@ def data_in_words(measured: dict[str, Any]) -> str:
     where |= {"resize": "one process"}
     where |= {"workers": f"{measured['workers']} processes: read, decode, resize", "whole": "all at once"}
     where |= {
-        "step": f"the device, {measured['experts']} experts, on images that are there",
+        "step": f"the device, {measured['experts']} experts, {measured.get('mode')}, on images that are there",
         "train": "the loop itself",
     }
     lines = [f"{name:<8} {speed:>12,.0f} images/s  {where.get(name, 'the device')}" for name, speed in speeds.items()]
     average = 1e6 * measured["megabytes"] / max(measured["images"], 1)
     head = (
         f"{measured['images']:,} images of {average / 1e3:,.1f} KB to {measured['image_size']} pixels, batches of "
-        f"{measured['batch']}, on {measured['environment']['device']}"
+        f"{measured['batch']}, on {measured['environment']['device']}, {measured['environment']['precision']}"
     )
     inside = "" if measured["inside"] == measured["limit"] else f", there {measured['inside']}"
     tail = f"The limit is {measured['limit']}{inside}: {measured['advice']}."

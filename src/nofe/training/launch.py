@@ -25,8 +25,8 @@ MODES = ("eager", "captured", "compiled", "compiled+captured")
 NEVER_CALLED = (nn.Module, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (nn.Sequential, *NEVER_CALLED)
 PREPARING_GIVES_WAY_AFTER = 0.0005  # seconds: to the thread that launches steps
-ASKED_AGAIN_AFTER = 0.1  # seconds: what could not be prepared yet
-UNDER_WAY = 16  # steps that wait for the GPU while another thread prepares something, and may keep the interpreter
+ASKED_AGAIN_AFTER = 0.1  # seconds, until what was not ready to be prepared is tried again
+UNDER_WAY = 16  # steps launched ahead of the GPU: enough for it to do while an import keeps the interpreter
 EAGER_STEPS = 3  # before the capture: libraries choose their kernels, momentum buffers come to be
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -169,6 +169,12 @@ def in_mode(runtime: Runtime, mode: str) -> Runtime:
     if mode not in MODES or ("captured" in mode and runtime.device.type != "cuda"):
         raise UserError(f"--mode {mode}: unknown, or not for this device; choose from {', '.join(MODES)}")
     return replace(runtime, compile="compiled" in mode, capture="captured" in mode)
+
+
+def mode_of(runtime: Runtime) -> str:
+    """The one of MODES that its steps run in."""
+    ways = [way for way, is_so in (("compiled", runtime.compile), ("captured", runtime.capture)) if is_so]
+    return "+".join(ways) or "eager"
 
 
 def compiled(function: Function, runtime: Runtime) -> Function:
