@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nofe.config import to_json, with_settings
+from nofe.config import RunConfig, to_json, with_settings
 from nofe.errors import UserError
 from nofe.experiments import measures
+from nofe.experiments import reproduce as reproduction
 from nofe.experiments.index import Index
 from nofe.experiments.page import cells, overview, table_in_words
 from nofe.experiments.reproduce import (
@@ -34,6 +35,7 @@ from nofe.experiments.tables import (
     Experiment,
     Row,
     Table,
+    experiments_by_name,
     experiments_of,
     on_data,
     tables_named,
@@ -329,3 +331,25 @@ def test_tables_by_name() -> None:
 def test_an_experiment_with_a_seed_is_the_same_but_for_it(shades: Path) -> None:
     one = experiment(shades, "one")
     assert replace(one.seeded(3), seed=0) == one.config
+
+
+def test_kernels_are_measured_for_long_trainings_of_experts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def note(seconds: float, function: object, configs: list[RunConfig], workshop: Workshop) -> None:
+        measured.extend(config.architecture for config in configs)
+
+    monkeypatch.setattr(reproduction, "_apart", note)
+    by_name = experiments_by_name()
+
+    def asked_for(*names: str) -> list[str]:
+        measured.clear()
+        jobs = [Job(by_name[name], seed) for name in names for seed in range(2)]
+        reproduction._choose_kernels(jobs, Workshop(tmp_path, tmp_path, tmp_path))
+        return measured
+
+    assert asked_for("resnet56-c100-base", "nin-c100-hd-cnn") == [], "no process is started for those"
+    assert asked_for("alexnet-c100-random-k10") == [], "too short"
+    assert asked_for("resnet56-c100-base", "resnet56-c100-fully-balanced-k10") == ["resnet56-c100"]

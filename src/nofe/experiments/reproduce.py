@@ -191,8 +191,9 @@ def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
     """By measuring, before the runs are there to disturb it; runs do without what is not known."""
     long_ones = {}
     for job in jobs:
-        if not job.experiment.hdcnn and SECONDS_WORTH_MEASURING <= job.seconds() < math.inf:
-            config = job.config
+        config = job.config
+        has_experts = config.until == "experts" and not job.experiment.hdcnn
+        if has_experts and SECONDS_WORTH_MEASURING <= job.seconds() < math.inf:
             long_ones[config.architecture, config.adapt, config.specialties.count, config.precision] = config
     if not long_ones or workshop.device == "cpu":
         return
@@ -205,8 +206,8 @@ def _measure_kernels(configs: Sequence[RunConfig], workshop: Workshop) -> None:
 
     for config in configs:
         runtime = make_runtime(workshop.device, kernels="measure")
-        if runtime.device.type != "cuda" or config.until != "experts":
-            continue
+        if runtime.device.type != "cuda":
+            return
         runtime.use_precision(config.precision)
         dataset = _dataset(_at(config, workshop))
         with_kernels_chosen(config, dataset.classes, len(dataset.train.labels), runtime)
