@@ -171,7 +171,7 @@ _MARKS: tuple[tuple[str, str, tuple[str, ...], Callable[..., str]], ...] = (
         _whole_job,
     ),
     (
-        "AlexNet-C100, 8 trainings at once: seconds in which each has had an epoch, over 8",
+        "AlexNet-C100, 8 trainings at once: seconds until each has had an epoch, divided by 8",
         "at most 0.12 s",
         _AT_ONCE,
         _runs_at_once,
