@@ -1,15 +1,16 @@
 """Which way to run a step makes VGG11-C100 diverge: a question that is open.
 
-    python benchmarks/diverging.py           # about two minutes on an H200
-    python benchmarks/diverging.py --apart   # three minutes more: what failed, taken apart
+    python benchmarks/diverging.py           # some two minutes on a large GPU, by estimate
+    python benchmarks/diverging.py --apart   # and three more: what failed, taken apart
 
 Nine trainings side by side, in bfloat16, compiled and captured, each on 22% of the GPU by MPS, all had a loss that was
-not finite within an epoch. One by itself learned in fp32, in bfloat16 captured, in bfloat16 compiled, and in TF32
-compiled and captured; in bfloat16 compiled and captured it was not tried. On a processor, of faults put in on purpose,
-old, late or doubled steps do not make it diverge; garbage does, and so do examples that are made alike, by one draw of
-dropout for many or by one label for all. This trains on smooth noise, which begins and learns like CIFAR-100, and says
-for each way which step was the first to go wrong; before that it compares each product and convolution, captured and in
-bfloat16 on a share of the GPU, with float32. To be deleted with the question.
+not finite within an epoch. Without MPS it learned in fp32, in bfloat16 captured, in bfloat16 compiled, and in TF32
+compiled and captured; in bfloat16 compiled and captured it was not tried (results/nvidia-h200/vgg11-diverging.json).
+
+On a processor, of faults put in on purpose, old, late or doubled steps do not make it diverge; garbage does, and so do
+examples that are made alike, by one draw of dropout for many or by one label for all. This trains on smooth noise,
+which begins as CIFAR-100 does, and says for each way which step was the first to go wrong; before that it compares each
+product and convolution, captured and in bfloat16 on a share of the GPU, with float32. To be deleted with the question.
 """
 
 import json
@@ -152,15 +153,16 @@ def products() -> dict[str, Any]:
 
 def in_processes(what: str, share: int | None = None, processes: int = 1, **settings: Any) -> None:
     """So many at a time, each on its share of the GPU; nothing is compiled before."""
+    from whole_job import caches_in  # beside this script
+
     from nofe.training.runtime import sharing_the_gpu
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as empty, sharing_the_gpu(9, share) if share else nullcontext():
-        caches = {name: f"{empty}/{name}" for name in ("NOFE_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         started = [
             subprocess.Popen(
                 [sys.executable, __file__, what, json.dumps(settings)],
-                env=os.environ | caches,
+                env=os.environ | caches_in(empty),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -29,12 +29,16 @@ ABOUT = (
 )
 
 
+def caches_in(folder: str) -> dict[str, str]:
+    """Where it is empty nothing is compiled or chosen yet."""
+    return {name: f"{folder}/{name}" for name in ("NOFE_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+
+
 def timed(out: Path, arguments: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as empty:
-        caches = {name: f"{empty}/{name}" for name in ("NOFE_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         command = [sys.executable, "-m", "nofe", "train", *JOB, "--out", str(out), *arguments]
         began = time.perf_counter()
-        ended = subprocess.run(command, env=os.environ | caches).returncode
+        ended = subprocess.run(command, env=os.environ | caches_in(empty)).returncode
         seconds = time.perf_counter() - began
     if ended:
         sys.exit(f"whole_job: nofe train ended with {ended}; nothing was added")

@@ -60,11 +60,11 @@ def bench(
         from nofe.data import load_dataset
         from nofe.recipes import default_run
 
+        if network and len(network) > 1:
+            raise UserError(f"--network {network[1]}: losses are of one network at a time; name base or experts")
         images = load_dataset(dataset, root=data_root or Path("data"), image_size=32)
         recipe = dataclasses.replace(default_run(architecture, dataset).experts, batch=batches[0])
         recipe = recipe if rate is None else dataclasses.replace(recipe, rate=rate)
-        if network and len(network) > 1:
-            raise UserError(f"--network {network[1]}: losses are of one network at a time; name base or experts")
         compared = network[0] if network else "experts"
         table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode, network=compared)
         name = f"{architecture}-losses-{runtime.precision}{'-base' * (compared == 'base')}"

@@ -22,6 +22,7 @@ from PIL import Image
 
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
+from nofe.data.layouts import subfolders
 from nofe.data.pictures import Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index
@@ -125,8 +126,7 @@ class _Manifest:
         if earlier is None:
             if any(folder.glob("*.tar")):
                 raise UserError(f"{folder}: holds shards of another origin; name an empty folder")
-            others = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-            if others:  # such as the images themselves
+            if others := subfolders(folder):  # such as the images themselves
                 raise UserError(f"{folder}: holds other folders (first: {others[0]}); name an empty folder")
             return
         for name in ("format", "settings", "source"):

@@ -41,7 +41,7 @@ class Table:
     rows: tuple[Row, ...]
     measure: str = "top-1"  # what its figures are, in per cent
     reason: str = "they wait for GPU time"  # why rows are not measured, where some are not
-    note: str = ""  # what is to be known of the paper's figures beside ours
+    note: str = ""  # what is to be known of its figures, or of those that are missing
 
     def experiments(self) -> list[Experiment]:
         return list({row.experiment.name: row.experiment for row in self.rows}.values())
@@ -184,7 +184,8 @@ TABLE_3 = Table(
     ),
     note=(
         "VGG11-C100's loss was not finite within an epoch in nine trainings side by side, in bfloat16, compiled and "
-        "captured; by itself it learns, if not so run. Why is open: `benchmarks/diverging.py`."
+        "captured, on shares of the GPU; other ways it learns (`vgg11-diverging.json`). Why is open: "
+        "`benchmarks/diverging.py`."
     ),
 )
 TABLE_4 = Table(

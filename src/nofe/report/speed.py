@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nofe.report.marks import marks_in_words
+from nofe.report.marks import link_to, marks_in_words
 from nofe.report.text import (
     data_in_words,
     jobs_in_words,
@@ -46,7 +46,7 @@ def speed_page(folder: Path) -> str:
             words = next(
                 (words for key, words in WORDS.items() if key in measured and "architecture" in measured), None
             )
-            link = f"[{file.stem}](../benchmarks/results/{device.name}/{file.name})"
+            link = link_to(file)
             if words is None:
                 others.append(link)
                 continue

@@ -136,8 +136,7 @@ def _prepare(tasks: list[Callable[[], bool]], launched: Future[None]) -> None:
                 tasks.remove(task)
             if launched.done():
                 return
-        wait([launched], timeout=ASKED_AGAIN_AFTER)
-        if launched.done():
+        if wait([launched], timeout=ASKED_AGAIN_AFTER).done:
             return
 
 

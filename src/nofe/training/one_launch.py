@@ -172,8 +172,6 @@ class _Beside:
             return nullcontext()
         self._stream, self._is_used = self._stream or torch.cuda.Stream(), True
         self._stream.wait_stream(self._backward)
-        if (gathers_on := torch.cuda.current_stream()) != self._backward:
-            self._stream.wait_stream(gathers_on)  # where autograd laid out the gradient that has just come
         return torch.cuda.stream(self._stream)
 
     def join(self) -> None:
