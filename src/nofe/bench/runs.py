@@ -16,7 +16,14 @@ from nofe.bench.cases import Case, cases
 from nofe.bench.steps import prepare
 from nofe.errors import RunError, UserError
 from nofe.training.launch import MODES, in_mode, milliseconds
-from nofe.training.runtime import environment, is_on_cuda, make_runtime, share_of_each, sharing_the_gpu
+from nofe.training.runtime import (
+    environment,
+    is_on_cuda,
+    make_runtime,
+    require_right_share,
+    share_of_each,
+    sharing_the_gpu,
+)
 
 AN_EPOCH = 50_000  # images, as of CIFAR-100
 SECONDS_TO_GET_READY = 300.0  # importing, compiling, capturing
@@ -59,6 +66,8 @@ def measure_runs(
     """
     if min(at_once) < 1:
         raise UserError(f"--at-once {min(at_once)}: no run at all; choose 1 or more")
+    for share in shares or []:
+        require_right_share(options.precision, share, "--share ")
     mode = mode or (MODES[-1] if is_on_cuda(options.device) else MODES[0])
     chosen = cases(networks, [mode], ["train"], [experts], [100], [batch])
     rows: list[dict[str, Any]] = []

@@ -182,11 +182,6 @@ TABLE_3 = Table(
         Row(f"{RESNET}: experts, the release's steps", _EXPERTS_77, paper=PAPER_TABLE_3[RESNET][1]),
         Row(f"{RESNET}: experts, exact specialties", _experts(RESNET, "exact")),
     ),
-    note=(
-        "VGG11-C100's loss was not finite within an epoch in nine trainings side by side, in bfloat16, compiled and "
-        "captured, on shares of the GPU; other ways it learns (`vgg11-diverging.json`). Why is open: "
-        "`benchmarks/diverging.py`."
-    ),
 )
 TABLE_4 = Table(
     "table-4",

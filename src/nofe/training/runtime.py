@@ -3,6 +3,7 @@
 Environment variables are read in this file, and those that torchrun sets in ranks.py; nowhere else.
 """
 
+import math
 import os
 import platform
 import shutil
@@ -30,6 +31,11 @@ from nofe.training.ranks import Launch, Ranks, joined_ranks
 # Compiling takes 20 to 40 seconds and saves 0.3 to 1.4 ms a step on an H200 (benchmarks/results/nvidia-h200); a stage
 # with fewer steps does without. On a CPU it takes longer and saves less.
 STEPS_WORTH_COMPILING = 20_000
+
+# Percent of a GPU that a process may use, and where NVIDIA's MPS is told so. Of the shares tried these are the ones on
+# which products in bfloat16 were right (benchmarks/results/nvidia-h200/products-on-a-share.json, decision 20).
+SHARES = (100, 50, 25, 12)
+SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 @dataclass
@@ -66,7 +72,10 @@ class Runtime:
         """What a run asks for; `auto` leaves it as it is. Only a GPU has TF32."""
         if precision == "auto":
             return
-        self.precision = "fp32" if precision == "tf32" and self.device.type != "cuda" else precision
+        on_cuda = self.device.type == "cuda"
+        if on_cuda:
+            require_right_share(precision, own_share(), f"{SHARE_VARIABLE}=")
+        self.precision = "fp32" if precision == "tf32" and not on_cuda else precision
         torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
         torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
 
@@ -154,7 +163,8 @@ def make_runtime(
         ranks=ranks,
     )
     has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
-    runtime.use_precision(precision if precision != "auto" else "bf16" if has_bf16 else "fp32")
+    own_choice = "fp32" if not has_bf16 else "bf16" if own_share() in SHARES else "tf32"
+    runtime.use_precision(precision if precision != "auto" else own_choice)
     return runtime
 
 
@@ -226,9 +236,27 @@ def share_of_each(processes: int) -> int:
     """Percent of a GPU that each of so many processes at once may use.
 
     With all of it the kernels of one got in the way of the others', with an equal share too little ran at a time
-    (benchmarks/results/nvidia-h200/alexnet-c100-runs-by-share.json): twice that is best.
+    (benchmarks/results/nvidia-h200/alexnet-c100-runs-by-share.json): about twice that is best.
     """
-    return min(100, 200 // processes)
+    return min(SHARES, key=lambda share: abs(math.log(share * processes / 200)))
+
+
+def own_share() -> float:
+    """Of this process, where MPS was told of one."""
+    try:
+        return float(os.environ.get(SHARE_VARIABLE) or 100)
+    except ValueError:  # not a number: MPS does not heed it either
+        return 100.0
+
+
+def require_right_share(precision: str, share: float, named: str) -> None:
+    """On other shares than these cuBLAS leaves parts of products in bfloat16 out, without a word (decision 20)."""
+    if precision == "bf16" and share not in SHARES:
+        shares = ", ".join(str(each) for each in sorted(SHARES))
+        raise UserError(
+            f"{named}{share:g}: on such a share of a GPU products of matrices in bfloat16 come out wrong; take one of "
+            f"{shares}, or --precision tf32"
+        )
 
 
 @contextmanager
@@ -246,7 +274,7 @@ def sharing_the_gpu(processes: int, share: int | None = None) -> Iterator[None]:
         settings = {
             "CUDA_MPS_PIPE_DIRECTORY": folder,
             "CUDA_MPS_LOG_DIRECTORY": folder,
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share or share_of_each(processes)),
+            SHARE_VARIABLE: str(share or share_of_each(processes)),
         }
         os.environ |= settings
         try:
@@ -279,6 +307,7 @@ def environment(runtime: Runtime, seed: int) -> dict[str, Any]:
         "seed": seed,
         "device": device_name(runtime.device),
         "precision": runtime.precision,
+        "share_of_gpu": own_share(),
         "threads": torch.get_num_threads(),
         "ranks": runtime.ranks.count,
         "python": platform.python_version(),

@@ -1,0 +1,133 @@
+"""Which products of matrices come out wrong where a process may use only a part of the GPU (NVIDIA's MPS).
+
+    python benchmarks/products_on_a_share.py   # under a minute on a large GPU
+
+Each process multiplies and convolves what the networks do, captured and replayed, in bfloat16 and in TF32, on a share
+of its own, and compares with float64. What is off by far more than rounding is filed, by share and by setting of
+cuBLAS.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+SHARES = (12, 22, 25, 33, 40, 50, 66, 80, 100)  # per cent
+SETTINGS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {  # variables, and what is set in torch
+    "bf16": ({}, {"precision": "bf16"}),
+    "tf32": ({}, {"precision": "tf32"}),
+    "bf16, cuBLASLt": ({}, {"precision": "bf16", "library": "cublaslt"}),
+    "bf16, sums in float32": ({}, {"precision": "bf16", "reduced": False}),
+    "bf16, no workspace": ({"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, {"precision": "bf16"}),
+    "bf16, much workspace": ({"CUBLAS_WORKSPACE_CONFIG": ":131072:2"}, {"precision": "bf16"}),
+}
+LINEAR = ((128, 4096, 1024), (128, 1024, 1024), (128, 1024, 100), (128, 1024, 104), (128, 256, 100), (100, 1024, 100))
+BATCHED = ((10, 128, 4096, 256), (10, 128, 1024, 10), (10, 128, 256, 10), (10, 100, 1024, 10))  # experts before those
+CONVOLUTIONS = (  # channels in and out, size of the kernel, pixels
+    (3, 64, 3, 32),
+    (64, 128, 3, 16),
+    (128, 256, 3, 8),
+    (256, 256, 3, 8),
+    (192, 160, 1, 32),
+    (160, 96, 1, 32),
+)
+ROUNDING = 0.02
+AT_A_TIME = 9
+
+
+def wrong(precision: str, library: str = "", reduced: bool = True) -> dict[str, float]:
+    """Relative differences to float64 that are more than rounding, by what was computed."""
+    import torch
+    import torch.nn.functional as F
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
+    if library:
+        torch.backends.cuda.preferred_blas_library(library)
+    dtype = {"bf16": torch.bfloat16, "tf32": torch.float32}[precision]
+    found = {}
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=dtype)
+
+    def compare(name: str, function: Callable[..., Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(3):
+                function(*inputs)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = function(*inputs)
+        for _ in range(50):
+            graph.replay()
+        exact = function(*(each.double() for each in inputs))
+        for what, own, right in zip(("forward", "inputs", "weights"), captured, exact, strict=True):
+            found[f"{name}, {what}"] = float((own.double() - right).norm() / right.norm())
+
+    def products(x: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
+        return x @ weight.mT, gradient @ weight, gradient.mT @ x
+
+    def convolution(x: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
+        around = weight.shape[-1] // 2
+        of_inputs = torch.nn.grad.conv2d_input(x.shape, weight, gradient, padding=around)
+        of_weights = torch.nn.grad.conv2d_weight(x, weight.shape, gradient, padding=around)
+        return F.conv2d(x, weight, padding=around), of_inputs, of_weights
+
+    for rows, inputs, outputs in LINEAR:
+        compare(
+            f"{rows} x {inputs} to {outputs}",
+            products,
+            [drawn(rows, inputs), drawn(outputs, inputs), drawn(rows, outputs)],
+        )
+    for experts, rows, inputs, outputs in BATCHED:
+        operands = [drawn(experts, rows, inputs), drawn(experts, outputs, inputs), drawn(experts, rows, outputs)]
+        compare(f"{experts} of {rows} x {inputs} to {outputs}", products, operands)
+    for inputs, outputs, kernel, size in CONVOLUTIONS:
+        operands = [
+            drawn(64, inputs, size, size),
+            drawn(outputs, inputs, kernel, kernel),
+            drawn(64, outputs, size, size),
+        ]
+        operands = [each.to(memory_format=torch.channels_last) for each in operands]
+        compare(f"{inputs} to {outputs} channels, kernel {kernel}, {size} pixels", convolution, operands)
+    return {name: apart for name, apart in found.items() if not apart < ROUNDING}
+
+
+def in_a_process(share: int, setting: str) -> subprocess.Popen[str]:
+    variables, settings = SETTINGS[setting]
+    return subprocess.Popen(
+        [sys.executable, __file__, json.dumps(settings)],
+        env=os.environ | variables | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def main() -> None:
+    from nofe.training.runtime import environment, make_runtime, sharing_the_gpu
+
+    asked = [(share, setting) for setting in SETTINGS for share in SHARES if setting in ("bf16", "tf32") or share == 22]
+    rows = []
+    with sharing_the_gpu(AT_A_TIME, 100):
+        for first in range(0, len(asked), AT_A_TIME):
+            started = [(*each, in_a_process(*each)) for each in asked[first : first + AT_A_TIME]]
+            for share, setting, process in started:
+                out, _ = process.communicate(timeout=120)
+                found = json.loads(out) if out else "failed"
+                rows.append({"share": share, "setting": setting, "wrong": found})
+                print(f"{setting}, {share}%: {found or 'right'}", flush=True)
+    runtime = make_runtime("cuda")
+    filed = {"rounding": ROUNDING, "environment": environment(runtime, 0), "products": rows}
+    out = Path(sys.argv[2] if len(sys.argv) > 2 else "benchmarks/results/nvidia-h200/products-on-a-share.json")
+    out.write_text(json.dumps(filed, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        print(json.dumps(wrong(**json.loads(sys.argv[1]))))
+    else:
+        main()
