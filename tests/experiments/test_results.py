@@ -366,7 +366,10 @@ def test_an_inverted_u_has_the_papers_k_above_both_ends(means: tuple[float, ...]
 
 def test_what_learned_nothing_is_no_evidence() -> None:
     chance = Comparison("", [56.0, 56.1, 56.2], [1.0, 1.0, 1.0])
-    assert chance.outcome.startswith("one of them learned nothing")
+    assert chance.outcome.startswith("runs that learned nothing")
+    partly = Comparison("", [56.0, 56.1, 56.2], [1.0, 53.9, 1.0])
+    assert partly.outcome == chance.outcome
+    assert str(partly).endswith("(2 of 3 of the second)")
     held = Comparison("", [56.0, 56.1, 56.2], [55.0, 55.1, 55.2])
     assert Judged("", (chance,)).verdict == "too few runs"
     assert Judged("", (held, chance)).verdict == "held, as far as measured"

@@ -43,11 +43,17 @@ class Comparison:
             return NOT_MEASURED
         if min(len(self.above), len(self.below)) < FEWEST_RUNS:
             return TOO_FEW
-        if min(statistics.mean(self.above), statistics.mean(self.below)) < LEARNED:
+        if self._learned_nothing():
             return DID_NOT_LEARN
         if chance_of_difference(self.above, self.below) >= LEVEL:
             return TOO_CLOSE
         return HELD if statistics.mean(self.above) > statistics.mean(self.below) else NOT_HELD
+
+    def _learned_nothing(self) -> str:
+        """Which runs did; their mean with others that learned is the accuracy of neither."""
+        sides = {"first": self.above, "second": self.below}
+        idle = {side: sum(each < LEARNED for each in figures) for side, figures in sides.items()}
+        return ", ".join(f"{idle[side]} of {len(sides[side])} of the {side}" for side in sides if idle[side])
 
     def __str__(self) -> str:
         if self.outcome == NOT_MEASURED:
@@ -56,7 +62,8 @@ class Comparison:
         of_runs = f"n={len(self.above)} and {len(self.below)}"
         if self.outcome != TOO_FEW:
             of_runs += f", p={chance_of_difference(self.above, self.below):.2g}"
-        remark = f" ({self.remark})" if self.remark else ""
+        remarks = [remark for remark in (self.remark, self._learned_nothing()) if remark]
+        remark = f" ({'; '.join(remarks)})" if remarks else ""
         return f"{self.words}: {figures} ({of_runs}), {self.outcome}{remark}"
 
 
@@ -66,7 +73,7 @@ HELD, NOT_HELD, TOO_CLOSE, TOO_FEW, NOT_MEASURED, DID_NOT_LEARN = OUTCOMES = (
     "too close to call",
     "too few runs",
     "not measured",
-    "one of them learned nothing, which says nothing about the other",
+    "runs that learned nothing, which say nothing about the others",
 )
 
 

@@ -232,7 +232,7 @@ def retrieval_section(index: Index, drawn: Mapping[str, bytes], missing: str) ->
         "|---|---|---|---|---|",
         *("| " + " | ".join(line) + " |" for line in retrieval_cells(index)),
         "",
-        f"`nofe reproduce {RETRIEVAL.name}`. {missing}".strip(),
+        " ".join(part for part in (f"`nofe reproduce {RETRIEVAL.name}`.", missing, RETRIEVAL.note) if part),
     ]
     for row in RETRIEVAL.rows:
         if (picture := f"retrieval-{row.label}.png") in drawn:

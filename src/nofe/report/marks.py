@@ -90,7 +90,8 @@ def _whole_job(path: Path) -> str:
     """The newest, and all of them: none is picked by its accuracy."""
     jobs = json.loads(path.read_text())["jobs"]
     seconds, accuracies = [job["seconds"] for job in jobs], [job["accuracy"] for job in jobs]
-    newest = f"{seconds[-1]:.1f} s with {accuracies[-1]:.2%}, the newest"
+    inside = sum(jobs[-1]["parts"].values())
+    newest = f"{seconds[-1]:.1f} s with {accuracies[-1]:.2%}, the newest ({inside:.1f} s once Python has started)"
     several = f"{min(seconds):.1f} to {max(seconds):.1f} s with {min(accuracies):.2%} to {max(accuracies):.2%}"
     return f"{newest}; of {len(jobs)} jobs {several}" if len(jobs) > 1 else newest
 
