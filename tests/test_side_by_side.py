@@ -42,6 +42,15 @@ def test_in_too_little_time_what_may_end_comes_first_and_the_rest_is_named(tmp_p
     assert outcome.in_words() == "1 were stopped (first: long); 1 were not begun (first: longer)"
 
 
+def test_how_long_jobs_take_is_learned_from_those_that_ended(tmp_path: Path) -> None:
+    """Beside the one that goes on, three times as long as alone is too long for the time that is left."""
+    first = Sleeping("first", tmp_path, lasts=3, expected=1)
+    beside = Sleeping("beside", tmp_path, lasts=60, expected=1)
+    second = Sleeping("second", tmp_path, lasts=60, expected=4)
+    outcome = run_side_by_side([first, beside, second], sleep, at_once=2, minutes=0.2)
+    assert (outcome.stopped, outcome.not_begun) == (["beside"], ["second"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_job_outlives_what_started_it(number: signal.Signals, tmp_path: Path) -> None:
     program = Path(__file__).with_name("side_by_side_program.py")

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
@@ -83,7 +84,8 @@ def run_side_by_side(
 def _run_all(
     waiting: list[AnyJob], crew: "_Crew[AnyJob]", deadline: float | None, say: Callable[[str], None]
 ) -> Outcome:
-    began = {}
+    began: dict[str, tuple[float, float]] = {}  # when, and the seconds it was likely to take
+    ratios: list[float] = []  # of what jobs took to what was likely: beside others they take longer than alone
     failed: list[str] = []
     refused: list[str] = []
     count, finished = len(waiting), 0
@@ -91,9 +93,10 @@ def _run_all(
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             break
-        while crew.idle and (job := _next(waiting, crew, left)) is not None:
+        likely = None if left is None else left / statistics.median(ratios or [1.0])
+        while crew.idle and (job := _next(waiting, crew, likely)) is not None:
             waiting.remove(job)
-            began[job.name] = time.monotonic()
+            began[job.name] = time.monotonic(), job.seconds(crew.trained)
             crew.give(job)
         if not (crew.at_work or crew.idle):
             break  # no process is left to work
@@ -102,7 +105,10 @@ def _run_all(
             continue
         job, error, is_refused = report
         finished += 1
-        took = time.monotonic() - began[job.name]
+        since, expected = began[job.name]
+        took = time.monotonic() - since
+        if expected and not error:
+            ratios.append(took / expected)
         say(f"{finished}/{count} {job.name}: {error or f'done in {took:.0f} s'}")
         if error:
             failed.append(job.name)
@@ -111,7 +117,7 @@ def _run_all(
 
 
 def _next(waiting: Sequence[AnyJob], crew: "_Crew[AnyJob]", left: float | None) -> AnyJob | None:
-    """The first that shares no stage with one under way (it will find it trained), and that may end in time.
+    """The first that shares no stage with one under way (it will find it trained), and that may end in the time left.
 
     If none may, and nothing else is under way, one that cannot: it goes on from its checkpoint the next time.
     """
