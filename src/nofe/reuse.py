@@ -1,12 +1,13 @@
 """Stages that another run has trained already.
 
-A stage is known by all that decides its outcome: two runs whose stages have the same key would train the same network
-there, so the second can take the first one's files. A sweep over recipes or experts then shares bases and generalists.
+A stage is known by all that its outcome is asked by: a second run with the same key can take the first one's files. A
+sweep over recipes or experts then shares bases and generalists. On a GPU two trainings with one key do not end alike to
+the bit, and two generalists may end with other specialties: experts are taken only with the specialties they are of.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from nofe.stages import FILES_OF_STAGE, base_recipes
 
 
 def stage_keys(config: RunConfig) -> dict[str, str]:
-    """For each stage of a run, a digest of all that decides its outcome, the seed included."""
+    """For each stage of a run, a digest of all that its outcome is asked by, the seed included."""
     common = {
         "architecture": config.architecture,
         "seed": config.seed,
@@ -49,25 +50,38 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
 
 
 def adopt(run: Run, config: RunConfig, donors: Iterable[Path]) -> list[str]:
-    """Copy the finished stages of other runs on the same data that would come out the same here; names them."""
+    """Copy the finished stages of other runs on the same data that were asked for alike; names them.
+
+    Of those who have most of it first.
+    """
     wanted = {key: stage for stage, key in stage_keys(config).items() if not _finished(run, stage)}
+    if not wanted:
+        return []
     adopted = []
     fingerprint = run.read_json(runs.ENVIRONMENT)["data"]["fingerprint"]
-    for path in donors:
-        if not wanted:
-            break
-        try:
-            donor = Run(path)
-            keys = stage_keys(configuration.from_json(donor.read_config()))
-            same_data = donor.read_json(runs.ENVIRONMENT)["data"]["fingerprint"] == fingerprint
-        except NofeError:
-            continue  # not a run, or of another version
-        for theirs, key in keys.items():
-            if same_data and key in wanted and _finished(donor, theirs):
+    offers = [(Run(path), offer) for path in donors if (offer := _offered(Run(path), fingerprint, wanted))]
+    for donor, offer in sorted(offers, key=lambda each: -len(each[1])):
+        for key, theirs in offer.items():
+            if key in wanted and (theirs != "experts" or _same_specialties(donor, run)):
                 ours = wanted.pop(key)
                 _copy(donor, theirs, run, ours)
                 adopted.append(ours)
     return adopted
+
+
+def _offered(donor: Run, fingerprint: str, wanted: Container[str]) -> dict[str, str]:
+    """What it has finished of the keys that are wanted: its own name of each, a generalist before its experts."""
+    try:
+        keys = stage_keys(configuration.from_json(donor.read_config()))
+        if donor.read_json(runs.ENVIRONMENT)["data"]["fingerprint"] != fingerprint:
+            return {}
+    except NofeError:
+        return {}  # not a run, or of another version
+    return {key: stage for stage, key in keys.items() if key in wanted and _finished(donor, stage)}
+
+
+def _same_specialties(donor: Run, run: Run) -> bool:
+    return run.has(runs.SPECIALTIES) and donor.read_json(runs.SPECIALTIES) == run.read_json(runs.SPECIALTIES)
 
 
 def _finished(run: Run, stage: str) -> bool:

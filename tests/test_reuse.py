@@ -1,0 +1,53 @@
+"""Stages of other runs: taken where they were asked for alike, and only with what they belong to."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import small_dataset, small_run
+from nofe import runs
+from nofe.pipeline import train
+from nofe.runs import Run
+from nofe.stages import FILES_OF_STAGE
+from nofe.training.runtime import make_runtime
+
+SHORT = small_run("generalist.epochs=1", "experts.epochs=1")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("reuse") / "whole"
+    train(SHORT, run, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    return run
+
+
+def with_other_specialties(run: Path, to: Path) -> Path:
+    """What the same training may end with on another day of a GPU; its experts are not trained yet."""
+    shutil.copytree(run, to, ignore=shutil.ignore_patterns(runs.CHECKPOINTS))
+    other = Run(to)
+    described = other.read_json(runs.SPECIALTIES)
+    first, second = described["specialties"]
+    for what in ("class_ids", "class_names"):
+        first[what][0], second[what][0] = second[what][0], first[what][0]
+    other.write_json(runs.SPECIALTIES, described)
+    other.discard(*FILES_OF_STAGE["experts"], runs.SUMMARY)
+    return to
+
+
+def test_a_run_with_all_stages_comes_before_one_with_some(whole: Path, tmp_path: Path) -> None:
+    early = with_other_specialties(whole, tmp_path / "early")
+    train(SHORT, tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"), donors=[early, whole])
+    for file in (runs.SPECIALTIES, *FILES_OF_STAGE["experts"]):
+        assert (tmp_path / "run" / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_experts_are_not_taken_for_specialties_that_are_not_theirs(whole: Path, tmp_path: Path) -> None:
+    """The shapes would fit, and logits land on the wrong classes."""
+    run = with_other_specialties(whole, tmp_path / "run")
+    before = json.loads((run / runs.SPECIALTIES).read_text())
+    train(SHORT, run, resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"), donors=[whole])
+    assert json.loads((run / runs.SPECIALTIES).read_text()) == before
+    weights = FILES_OF_STAGE["experts"][0]
+    assert (run / weights).read_bytes() != (whole / weights).read_bytes()
