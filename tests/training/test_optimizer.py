@@ -127,6 +127,16 @@ def test_batch_norm_is_decayed_on_request_alone(decay_norms: bool) -> None:
         assert_alike(one - first, other - first)
 
 
+@pytest.mark.parametrize("decay_norms", [False, True])
+def test_batch_norm_of_torch_is_decayed_on_request_alone_too(decay_norms: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    groups = caffe_sgd(model, replace(RECIPE, decay_norms=decay_norms)).param_groups
+    decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
+    expected = RECIPE.weight_decay if decay_norms else 0.0
+    assert [decay[id(weight)] for weight in model[1].parameters()] == [expected] * 2
+    assert [decay[id(weight)] for weight in model[0].parameters()] == [RECIPE.weight_decay] * 2
+
+
 def test_momentum_and_rate_are_all_that_a_checkpoint_needs() -> None:
     """Saved after a drop, loaded into a new optimizer at the first rate: the next steps are the same to the bit."""
     before, after = RATES[:5], RATES[5:]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nofe.architectures.caffe import BatchNorm2d
 
-RAMP = 9  # steps after which the first weights count for half: the average of a young network is a short one
+RAMP = 9  # steps after which the newest weights count for half: the average of a young network is a short one
 
 
 class MovingAverage:

@@ -44,8 +44,8 @@ def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 def caffe_sgd(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
     multipliers = multipliers_of(model)
-    if recipe.decay_norms:
-        multipliers |= {name: replace(multipliers[name], decay=1.0) for name in _batch_norms(model)}
+    decay = 1.0 if recipe.decay_norms else 0.0  # of batch norm that is torch's, too, which knows no multipliers
+    multipliers |= {name: replace(multipliers[name], decay=decay) for name in _batch_norms(model)}
     groups = _groups(model, recipe, multipliers, velocity_holds_rate=True)
     return _fastest_sgd(groups, lr=recipe.rate, momentum=recipe.momentum)
 
