@@ -9,7 +9,10 @@ import pytest
 from PIL import Image
 
 from nofe.data import folder, load_dataset
-from nofe.data.folder import find_images, load_folder, read_images
+from nofe.data.dataset import Dataset
+from nofe.data.folder import find_images, load_listing, read_images
+from nofe.data.layouts import list_folder
+from nofe.data.pictures import DEFAULT_TEST
 from nofe.errors import UserError
 
 SIZE = 8
@@ -30,6 +33,10 @@ def birds(tmp_path: Path) -> Path:
         for file in ("train/{}/1.png", "train/{}/2.bmp", "val/{}/1.png"):
             write_image(root / file.format(name), colour)
     return root
+
+
+def load_folder(root: Path, size: int, *, skip_unreadable: bool = False, test: str = DEFAULT_TEST) -> Dataset:
+    return load_listing(list_folder(root, test=test), size, skip_unreadable=skip_unreadable)
 
 
 def damage(path: Path) -> None:

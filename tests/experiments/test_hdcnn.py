@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from nofe import runs
 from nofe.architectures import Architecture, Classifier, architecture_named, parameter_count
 from nofe.architectures.caffe import convolution, max_pool, multipliers_of, xavier
 from nofe.architectures.nin import NIN_C100
+from nofe.config import to_json
 from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
 from nofe.errors import Interrupted, UserError
 from nofe.evaluation import accuracy, mean_probabilities
@@ -36,6 +38,8 @@ from nofe.experiments.hdcnn_network import (
     overlapping_categories,
     probabilistic_average,
 )
+from nofe.experiments.reproduce import keys_of, keys_of_experiment
+from nofe.experiments.tables import TABLES
 from nofe.runs import Run
 from nofe.specialties import Specialties, random_balanced, spectral
 from nofe.training.recipe import Recipe
@@ -307,6 +311,23 @@ def test_the_joint_loss_by_hand() -> None:
 
 def short(epochs: int, rate: float, batch: int = 16) -> Recipe:
     return Recipe(epochs=epochs, batch=batch, rate=rate, weight_decay=1e-4, augmentation=Augmentation(32))
+
+
+def test_a_result_from_before_a_field_was_added_still_counts() -> None:
+    experiment = next(row.experiment for row in TABLES["hd-cnn"].rows if row.experiment.hdcnn)
+    stored = json.loads(json.dumps(dataclasses.asdict(HDCNNConfig())))
+    result = {
+        "config": json.loads(json.dumps(to_json(experiment.seeded(0)))),
+        "networks": {"hd-cnn": {}},
+        "summary": {"config": {"hdcnn": stored}},
+    }
+    assert keys_of(result) == keys_of_experiment(experiment, 0)
+    del stored["building_block"]["ema"]
+    assert keys_of(result) == keys_of_experiment(experiment, 0)
+    stored["building_block"]["rate"] = 0.5
+    assert keys_of(result) != keys_of_experiment(experiment, 0)
+    stored["from a later version"] = 1
+    assert keys_of(result) == {}
 
 
 SHORT = HDCNNConfig(

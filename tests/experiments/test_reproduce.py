@@ -134,7 +134,13 @@ def test_what_is_measured_on_a_run_is_filed_with_it(
     run_job(Job(both, 0), workshop)
     [untimed] = results_in(workshop.results)
     assert "inference" not in untimed, "others may be training on the device"
+    elsewhere = untimed | {"environment": untimed["environment"] | {"device": "Another"}}
+    other = workshop.results / "another" / "both-seed0.json"
+    other.parent.mkdir()
+    other.write_text(json.dumps(elsewhere))
     time_inference([Job(both, 0)], workshop)
+    assert "inference" not in json.loads(other.read_text()), "that device was not timed"
+    other.unlink()
     [found] = results_in(workshop.results)
     precision = found["retrieval"]["precision"]
     assert precision.keys() == {"experts", "base"}

@@ -190,6 +190,11 @@ def test_a_run_of_another_recipe_is_shown_apart(quick: dict[str, Any]) -> None:
     assert "| experts | 99.00 (n=1) | 99.00 |" in others
     assert "| generalist, on its specialties | " in others
     assert "top-1" not in others
+    again = copy.deepcopy(other) | {"file": "again.json"}
+    again["networks"]["experts"]["accuracy"] = 0.98
+    again["environment"]["date"] = "2100-01-01T00:00:00+00:00"
+    others = results_page([quick, again, other], BENCHMARKS).split("## Other runs")[1]
+    assert "| experts | 98.00 (n=1) | 98.00 |" in others, "of one seed the newest counts"
 
 
 def test_a_claim_is_held_by_figures_alone(quick: dict[str, Any]) -> None:
@@ -260,6 +265,13 @@ def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> No
     [result] = read_results(tmp_path / "results")
     assert result["networks"] == summary["networks"]
     assert result["test_accuracy_by_epoch"]["experts"][-1] == summary["networks"]["experts"]["accuracy"]
+    assert file_result(Run(tmp_path / "run"), tmp_path / "results") == path, "filed again it is the same result"
+    result["config"]["experts"]["rate"] = 0.5
+    path.write_text(json.dumps(result))
+    beside = file_result(Run(tmp_path / "run"), tmp_path / "results")
+    assert beside.name.startswith("small-alexnet-quick-c100-fully-balanced-k2-"), "the name is another recipe's already"
+    assert json.loads(path.read_text())["config"]["experts"]["rate"] == 0.5
+    assert len(read_results(tmp_path / "results")) == 2
 
 
 def test_no_results(tmp_path: Path) -> None:

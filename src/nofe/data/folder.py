@@ -10,22 +10,14 @@ from numpy.typing import NDArray
 
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.decode import FORMAT_LIST, UnreadableError, decode_image
-from nofe.data.layouts import list_folder, walk
-from nofe.data.pictures import DEFAULT_TEST, Listing, Source, Stored
+from nofe.data.layouts import walk
+from nofe.data.pictures import Listing, Source, Stored
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.errors import UserError
 
 MAX_IMAGE_SIZE = 4096
 MAX_THREADS = 8  # each may hold one large image; Pillow decodes without the interpreter's lock
 IMAGES_PER_TASK = 32
-
-
-def load_folder(
-    path: Path, image_size: int, *, skip_unreadable: bool = False, test: str = DEFAULT_TEST, seed: int = 0
-) -> Dataset:
-    """Every image below a folder, decoded and in memory."""
-    _check_image_size(image_size)
-    return load_listing(list_folder(path, test=test, seed=seed), image_size, skip_unreadable=skip_unreadable)
 
 
 def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = False) -> Dataset:

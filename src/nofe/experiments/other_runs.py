@@ -26,7 +26,13 @@ def others_section(results: Sequence[Result], index: Index) -> list[str]:
             groups[json.dumps(config, sort_keys=True)].append(result)
     if not groups:
         return []
-    return ["## Other runs", *(_run_section(group) for group in sorted(groups.values(), key=_title))]
+    newest = [_newest_of_each_seed(group) for group in groups.values()]
+    return ["## Other runs", *(_run_section(group) for group in sorted(newest, key=_title))]
+
+
+def _newest_of_each_seed(group: Sequence[Result]) -> list[Result]:
+    by_date = sorted(group, key=lambda result: str(result["environment"]["date"]))
+    return list({result["config"]["seed"]: result for result in by_date}.values())
 
 
 def _title(group: Sequence[Result]) -> str:

@@ -117,10 +117,10 @@ def keys_of(result: Mapping[str, Any]) -> dict[str, str]:
     """By stage; none for a result of a configuration that this version does not know."""
     try:
         config = configuration.from_json(result["config"])
+        if "hd-cnn" in result["networks"]:
+            return _keys_of_hdcnn(config, _recipe_of_hdcnn(result["summary"]["config"]["hdcnn"]))
     except (UserError, KeyError):
         return {}
-    if "hd-cnn" in result["networks"]:
-        return _keys_of_hdcnn(config, result["summary"]["config"]["hdcnn"])
     return stage_keys(config)
 
 
@@ -134,10 +134,11 @@ def _keys_of_hdcnn(config: RunConfig, recipe: Mapping[str, Any]) -> dict[str, st
     return {"hd-cnn": f"hd-cnn on {of_base} by {digest(recipe)}"}
 
 
-def _recipe_of_hdcnn() -> dict[str, Any]:
+def _recipe_of_hdcnn(stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """This version's, or one that a result has: fields it has not, as from before they were added, are the default."""
     from nofe.experiments.hdcnn import HDCNNConfig
 
-    return asdict(HDCNNConfig())
+    return asdict(HDCNNConfig() if stored is None else configuration.structured(stored, HDCNNConfig))
 
 
 def missing(experiments: Iterable[Experiment], seeds: int, results: Sequence[Mapping[str, Any]]) -> list[Job]:
@@ -258,7 +259,7 @@ def _is_finished(job: Job, workshop: Workshop) -> bool:
 def time_inference(jobs: Sequence[Job], workshop: Workshop) -> None:
     """Of all networks of a seed taking turns, and nothing else on the device; into the files of their results."""
     from nofe.experiments.measures import milliseconds_of, networks_to_time
-    from nofe.training.runtime import make_runtime
+    from nofe.training.runtime import device_name, make_runtime
 
     runtime = make_runtime(workshop.device, kernels="known")
     for seed in sorted({job.seed for job in jobs}):
@@ -268,8 +269,9 @@ def time_inference(jobs: Sequence[Job], workshop: Workshop) -> None:
         runtime.use_precision(of_seed[0].config.precision)
         networks, crop = networks_to_time([workshop.runs / job.name for job in of_seed])
         times = milliseconds_of(networks, crop, runtime)
+        here = device_name(runtime.device)
         for result in results_in(workshop.results):
-            if any(job.made(result) for job in of_seed):
+            if result["environment"]["device"] == here and any(job.made(result) for job in of_seed):
                 add_to_result(workshop.results / result["file"], **{TIMED: times})
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from nofe import runs
-from nofe.config import RunConfig, to_json
+from nofe.config import RunConfig, from_json, to_json
 from nofe.errors import UserError
 from nofe.experiments.tables import experiments_by_name
 from nofe.files import slug
+from nofe.reuse import digest, stage_keys
 from nofe.runs import Run, write_atomically
 
 # Files without this have the accuracy of each of the generalist's epochs but the last on specialties that were just
@@ -60,7 +61,17 @@ def file_result(run: Run, folder: Path, name: str | None = None, **more: Any) ->
     if name is None:
         name = f"{slug(config['data']['name'])}-{config['architecture']}-{config['specialties']['rule']}"
         name += f"-k{config['specialties']['count']}"
+        name = _name_of_its_own(result, folder, name)
     return _filed(result, folder, name)
+
+
+def _name_of_its_own(result: dict[str, Any], folder: Path, name: str) -> str:
+    """With a digest where the name is taken by a run that was asked for otherwise, by another recipe, say."""
+    keys = stage_keys(from_json(result["config"]))
+    taken = _path_of(result, folder, name)
+    if taken.exists() and stage_keys(from_json(json.loads(taken.read_text())["config"])) != keys:
+        return f"{name}-{digest(keys)[:8]}"
+    return name
 
 
 def file_hdcnn(summary: dict[str, Any], run: Run, config: RunConfig, folder: Path, name: str, **more: Any) -> Path:
@@ -88,8 +99,12 @@ def file_hdcnn(summary: dict[str, Any], run: Run, config: RunConfig, folder: Pat
     return _filed(result, folder, name)
 
 
+def _path_of(result: dict[str, Any], folder: Path, name: str) -> Path:
+    return folder / slug(result["environment"]["device"]) / f"{name}-seed{result['config']['seed']}.json"
+
+
 def _filed(result: dict[str, Any], folder: Path, name: str) -> Path:
-    path = folder / slug(result["environment"]["device"]) / f"{name}-seed{result['config']['seed']}.json"
+    path = _path_of(result, folder, name)
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
 

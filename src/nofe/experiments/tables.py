@@ -224,7 +224,7 @@ TABLE_4 = Table(
 )
 SCRATCH = Table(
     "scratch",
-    "Trunk from the generalist, or from scratch on the same specialties (Sec. 4.1)",
+    "Trunk from the generalist, or from scratch on learned specialties (Sec. 4.1)",
     (
         Row(f"{ALEXNET}: from the generalist", _experts(ALEXNET), paper=56.24),
         Row(f"{ALEXNET}: from scratch", _variant("scratch", _experts(ALEXNET), "experts.start=scratch"), paper=49.53),
