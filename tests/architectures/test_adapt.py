@@ -265,9 +265,57 @@ class ShakenInTraining(nn.Sequential):
         return super().forward(images + torch.randn_like(images) if self.training else images)
 
 
+class Tied(nn.Sequential):
+    """Its second convolution has the weight of one before."""
+
+    def __init__(self) -> None:
+        square = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        square[1].weight = square[0].weight
+        ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 6)
+        super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), square[0], nn.ReLU(), square[1], nn.ReLU(), *ends)
+
+
+class Moves(nn.Sequential):
+    """Does something to its logits that is of all classes, and whose number says nothing."""
+
+    def __init__(self, what: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 6))
+        self.what = what
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.what(super().forward(images))
+
+
+def hooked() -> nn.Module:
+    model = Moves(lambda logits: logits)
+    model[3].register_forward_hook(lambda *given: given[-1] * 5)
+    return model
+
+
+class SideBySide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(8, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = torch.cat([nn.functional.relu(self.one(images)), nn.functional.relu(self.other(images))], 1)
+        return self.fc(maps.mean((2, 3)))
+
+
+class DrawsAsItIsFollowed(nn.Sequential):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images * (1 if torch.rand(1).item() < 2 else 0))
+
+
 @pytest.mark.parametrize(
     ("model", "cut", "said"),
     [
+        (Tied(), "4", ["Tied: 2.weight and 4.weight are one weight", "pass a cut= that leaves both on one side"]),
+        (Moves(lambda logits: logits.flip(1)), "3", ["the rows of 3 give other logits", "convert it without cut="]),
+        (Moves(lambda logits: logits.cumsum(1)), "3", ["the rows of 3 give other logits"]),
+        (hooked(), "3", ["the rows of 3 give other logits", "or a hook on it"]),
+        (SideBySide(), "", ["what follows relu reads earlier layers"]),
+        (DrawsAsItIsFollowed(*plain()), "", ["cannot follow DrawsAsItIsFollowed.forward (draws random numbers"]),
         (plain(), "conv3", ["cut=conv3: Sequential has no such layer", "did you mean 'conv2'?"]),
         (plain(), "conv1", ["cut=conv1", "nothing comes before it", "cut at one of", "fc2"]),
         (nn.Sequential(nn.Flatten(), nn.Linear(3072, 6)), "", ["no convolution comes before", "cut=, or --cut"]),
@@ -751,6 +799,14 @@ def test_weights_of_a_file(tmp_path: Path, suffix: str) -> None:
         assert torch.equal(tensor, state[name])
     assert torch.equal(generalist.head.head.norm.weight, state["head.norm.weight"])
     assert generalist.head.head.fc.weight.shape == (3, 64)
+    of_run = tmp_path / "base.safetensors"
+    safetensors.torch.save_file({name: each.contiguous() for name, each in generalist.state_dict().items()}, of_run)
+    cut = architecture_with("timm:test_convnext@32", AdaptConfig(cut="stages.3"), 5, 2)
+    again = cut.classifier(5)
+    start_from(again, read_weights(str(of_run), cut.name), cut, str(of_run))
+    assert any(name.startswith("stages.3") for name in again.head.state_dict()), "it was the trunk's before"
+    for name, tensor in (again.trunk.state_dict() | again.head.state_dict()).items():
+        assert name.startswith("head.fc.") or torch.equal(tensor, state[name])
     other = architecture_named("timm:test_resnet@32")
     with pytest.raises(UserError, match="name weights of the same network"):
         start_from(other.classifier(3), read_weights(str(file), other.name), other, str(file))

@@ -216,6 +216,30 @@ class HoldsMore(nn.Module):
         return features * 2
 
 
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.second.weight = self.first.weight
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.second(self.first(features))
+
+
+class SometimesLeftOut(nn.Module):
+    """By a number that is drawn as the code is followed: whether it shows in the graph is chance."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        super().__init__()
+        self.share = share
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features if self.training and torch.rand(1).item() < self.share else self.conv(features)
+
+
 def ends_in_linear(**layers: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(layers, flatten=nn.Flatten(), fc=nn.Linear(64, 3)))
 
@@ -228,6 +252,8 @@ def ends_in_linear(**layers: nn.Module) -> nn.Module:
         (lambda: ends_in_linear(odd=AlwaysDrops()), "dropout in odd"),
         (lambda: ends_in_linear(odd=Shifts()), "does something else in training: add in odd"),
         (lambda: ends_in_linear(odd=HoldsMore()), "odd.spare"),
+        (lambda: ends_in_linear(odd=Tied()), "odd.second.weight .the same weight as odd.first.weight"),
+        (lambda: ends_in_linear(odd=SometimesLeftOut()), "odd .SometimesLeftOut: draws random numbers"),
         (lambda: ends_in_linear(**dict.fromkeys(("odd", "again"), nn.Conv2d(4, 4, 1))), "odd .*run twice"),
         (lambda: nn.Sequential(OrderedDict(conv=nn.Conv2d(4, 3, 3))), "output of a branch is maps"),
     ],

@@ -96,6 +96,7 @@ def adapted(
 
     def trunk() -> nn.Module:
         model = build(2)
+        _require_no_weight_on_both_sides(model, plan())
         if std is not None:
             model.add_module(SCALE, InputScale(std))
         return part_of(model, plan().trunk)
@@ -185,6 +186,27 @@ def branch_by(plan: Plan, model: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(block=block, tail=tail))
 
 
+def _require_no_weight_on_both_sides(model: nn.Module, plan: Plan) -> None:
+    """Trunk and branches are built apart: what is one weight of the model would be several."""
+    before, after = (_weights_of(model, graph) for graph in (plan.trunk, plan.tail))
+    both = [(name, after[weight]) for weight, name in before.items() if weight in after]
+    if both:
+        raise UserError(
+            f"{plan.name}: {both[0][0]} and {both[0][1]} are one weight, which the trunk and the experts would share; "
+            "pass a cut= that leaves both on one side, or give each layer a weight of its own"
+        )
+
+
+def _weights_of(model: nn.Module, graph: fx.Graph) -> dict[nn.Parameter, str]:
+    """Of the layers that a graph names, with the first name of each."""
+    named = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
+    found: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(name == each or name.startswith(f"{each}.") for each in named):
+            found.setdefault(parameter, name)
+    return found
+
+
 # Where to cut
 
 
@@ -217,10 +239,14 @@ def _after(line: Line, step: fx.Node, name: str) -> fx.Node:
     """The first step after `step`, which must be all that it and the later ones read."""
     if not line.ends_alone(step):
         raise UserError(
-            f"{name}: what follows {step.target} reads earlier layers as well, so there is no trunk up to it; "
+            f"{name}: what follows {_name_of(step)} reads earlier layers as well, so there is no trunk up to it; "
             f"pass cut= one of {_cuts(line)}"
         )
     return line.steps[line.steps.index(step) + 1]
+
+
+def _name_of(step: fx.Node) -> str:
+    return str(getattr(step.target, "__name__", step.target))
 
 
 def _cuts(line: Line) -> str:

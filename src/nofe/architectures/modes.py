@@ -5,9 +5,13 @@ network shows what depends on it: F.dropout(x, p, self.training) stands for a la
 anything else cannot be written as one graph.
 """
 
+import pickle
+import random
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
@@ -25,20 +29,35 @@ class DependsOnMode(Exception):
         self.step = step
 
 
+class DrawsNumbersError(Exception):
+    """Code that draws random numbers of its own as it is followed: the graph would have them drawn for good."""
+
+    def __init__(self) -> None:
+        super().__init__("draws random numbers, which would be the same ever after")
+
+
 def followed_in_both_modes(model: nn.Module, follow: Callable[[nn.Module], fx.Graph]) -> fx.Graph:
     """What `follow` gives in training, with the layer noted at each function that drops in training alone."""
     modes = {module: module.training for module in model.modules()}
+    before = _random_states()
     try:
         graphs = [follow(model.train(mode)) for mode in (True, False)]
     finally:
         for module, was_training in modes.items():
             module.training = was_training
+    if _random_states() != before:
+        raise DrawsNumbersError
     for training, evaluation in zip(*(graph.nodes for graph in graphs), strict=False):
         if _drops_in_training(training, evaluation):
             training.meta[LAYER] = DROPOUTS[training.target](float(cast(Any, training.kwargs["p"])))
         elif _call(training) != _call(evaluation):
             raise DependsOnMode(training)
     return graphs[0]
+
+
+def _random_states() -> tuple[object, ...]:
+    """Of everything that code may draw from without saying so."""
+    return random.getstate(), pickle.dumps(np.random.get_state()), bytes(torch.get_rng_state().numpy())
 
 
 def _drops_in_training(training: fx.Node, evaluation: fx.Node) -> bool:

@@ -76,9 +76,9 @@ def _fitting(
     last = architecture.classifier_layer() if architecture.classifier_layer else _last_layer(model.head)
     found = []
     for part, module in (("trunk", model.trunk), ("head", model.head)):
-        given = (
-            {n.removeprefix(f"{part}."): t for n, t in named.items() if n.startswith(f"{part}.")} if of_run else named
-        )
+        # Another cut puts other layers in the trunk, by the same names; the part's own come first.
+        ordered = sorted(named.items(), key=lambda each: each[0].startswith(f"{part}.")) if of_run else named.items()
+        given = {name.partition(".")[2] if of_run else name: tensor for name, tensor in ordered}
         own = module.state_dict()
         wanted = [name for name in own if part == "trunk" or not name.startswith(f"{last}.")]
         _require_fitting(own, given, wanted, f"{what}: {architecture.name}")

@@ -67,12 +67,16 @@ def convert(
     trunk = from_model.trunk()
     experts = [width_of.branch(int(count)) for count in specialties.sizes]
     _require_own_parameters(experts)
+    is_the_same = False
     if cut and branch is None and width == 1:
         classifier = model.get_submodule(last)
         if outputs_of(classifier) == specialties.classes:
             _share_out(classifier, experts, specialties, last)
+            is_the_same = True
     place = next(model.parameters())
     network = NetworkOfExperts(trunk, experts, specialties).to(place.device, place.dtype)
+    if is_the_same:
+        _require_same_logits(model, network, size, last)
     return network.train(model.training)
 
 
@@ -139,6 +143,22 @@ def _share_out(classifier: nn.Module, experts: list[nn.Module], specialties: Spe
                 source = getattr(classifier, name)
                 assert isinstance(source, Tensor)
                 tensor.copy_(source[rows])
+
+
+def _require_same_logits(model: nn.Module, network: NetworkOfExperts, size: int, last: str) -> None:
+    """On noise: what comes after the classifier may move or mix classes, which experts have only some of."""
+    place = next(model.parameters())
+    noise = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
+    with torch.no_grad():
+        expected, given = copy.deepcopy(model).eval()(noise).float(), network.eval()(noise).float()
+    apart = float((given - expected).abs().max())
+    rounding = 1e-2 if place.dtype in (torch.float32, torch.float64) else 1e-1
+    if not apart <= rounding * float(expected.abs().max()) + 1e-6:
+        raise UserError(
+            f"{type(model).__name__}: experts with the rows of {last} give other logits than the model, by up to "
+            f"{apart:.2g}: what comes after it, or a hook on it, moves or mixes classes; end the model with {last}, or "
+            "convert it without cut="
+        )
 
 
 def _require_one_classifier(structure: nn.Module, last: str, size: int, name: str) -> None:

@@ -4,7 +4,7 @@ from torch import fx, nn
 
 from nofe.architectures.images_first import without_counting_images
 from nofe.architectures.line import OneInput
-from nofe.architectures.modes import followed_in_both_modes
+from nofe.architectures.modes import DrawsNumbersError, followed_in_both_modes
 from nofe.experts.kinds import NotFusable
 
 Leaves = tuple[type[nn.Module], ...]
@@ -33,7 +33,7 @@ def followed(branch: nn.Module, leaves: Leaves) -> tuple[fx.Graph, set[nn.Module
             graph = _traced(branch, leaves, whole)
         except Exception as error:  # fx says in many ways that it cannot follow the code
             path, module = _in_the_way(branch, leaves, whole)
-            if not can_run_whole(module, classifier):
+            if isinstance(error, DrawsNumbersError) or not can_run_whole(module, classifier):
                 raise NotFusable(f"{path or 'the branch'} ({type(module).__name__}: {error})") from error
             whole.add(module)
         else:

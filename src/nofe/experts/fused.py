@@ -133,6 +133,8 @@ def _stack_before_loading(module: nn.Module, state: dict[str, Any], prefix: str,
 def fuse(branches: Branches) -> FusedExperts:
     """Run the K branches as one from now on; their weights are copied. Raises NotFusable."""
     walk = _walked(list(branches))
+    for branch in branches:
+        _require_own_weights(branch)
     fused = FusedExperts(AlikeGraph(walk.root, walk.graph), walk.path_of, walk.outputs)
     fused.train(branches.training)
     if left := sorted(branches.state_dict().keys() - fused.state_dict().keys()):
@@ -175,6 +177,14 @@ def _written(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
     if LAYER in node.meta:
         return rules.random(walk, f"each_{node.name}", [node.meta[LAYER]] * walk.count, *walk.value(node.args[0]))
     return functions.function(walk, node)
+
+
+def _require_own_weights(branch: nn.Module) -> None:
+    """Each layer stacks its own: a weight that two layers have would become two."""
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in branch.named_parameters(remove_duplicate=False):
+        if (first := names.setdefault(parameter, name)) != name:
+            raise NotFusable(f"{name} (the same weight as {first})")
 
 
 def _require_alike(traces: Sequence[fx.Graph]) -> None:
