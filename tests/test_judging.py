@@ -181,7 +181,9 @@ def test_unreadable_images_among_others(given: Copied, tmp_path: Path) -> None:
 def test_a_run_on_images_in_memory_is_judged_on_files(tmp_path: Path) -> None:
     settings = {"experts.epochs": 1, "generalist.epochs": 1, "base.by": "none"}
     nofe.train(tmp_path / "run", small_dataset(), "small", 2, settings=settings, device="cpu", quiet=True)
-    assert "no such data set" in refusal("evaluate", tmp_path / "run")
+    said = refusal("evaluate", tmp_path / "run")
+    assert "its images, small, came from Python" in said
+    assert "with --dataset folder:PATH" in said
     for name in small_dataset().class_names:
         draw(tmp_path / "more" / name / "0.png", (1, 2, 3))
     assert figures(tmp_path / "run", "--dataset", f"folder:{tmp_path / 'more'}")["images"] == 8

@@ -57,6 +57,14 @@ def test_killed_at_random_moments(uninterrupted: Path, tmp_path: Path) -> None:
     assert not list(folder.rglob("*.partial"))[KILLS:]  # at most one left-over file a kill
 
 
+def test_a_complete_run_is_not_handed_out_for_other_images(uninterrupted: Path) -> None:
+    again = train(small_run(), uninterrupted, resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert again == Run(uninterrupted).read_json(runs.SUMMARY)
+    others = small_dataset(per_class=7)
+    with pytest.raises(UserError, match="the images changed since the run was started"):
+        train(small_run(), uninterrupted, resume=True, dataset=others, runtime=make_runtime("cpu"))
+
+
 def be_killed() -> None:
     """Run, kill, resume, until the run is complete and has been killed often enough."""
     import torch

@@ -177,7 +177,7 @@ def test_reading_where_no_run_is(what: str, tmp_path: Path) -> None:
     if what == "a file":
         path.write_text("x")
     assert not Run(path).has(runs.SPECIALTIES)
-    with pytest.raises(UserError, match=r"there is no finished specialties\.json"):
+    with pytest.raises(UserError, match=r"no run is here \(there is no config\.json\); name the folder of one"):
         Run(path).read_json(runs.SPECIALTIES)
 
 

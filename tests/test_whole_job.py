@@ -20,8 +20,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, 
     """What was run, and in which environment; a run folder appears where it should."""
     commands: list[tuple[list[str], dict[str, str]]] = []
 
-    def train(command: list[str], env: dict[str, str]) -> SimpleNamespace:
+    def train(command: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
         commands.append((command, env))
+        if "bench" in command:
+            return SimpleNamespace(returncode=0)
         if "unknown" in command:
             return SimpleNamespace(returncode=2)
         out = Path(command[command.index("--out") + 1])
@@ -58,7 +60,9 @@ def test_jobs_are_added_to_those_that_are_there(
     assert "data" not in file["jobs"][0]["environment"]
     assert (tmp_path / "kept" / "summary.json").exists()
     caches = [env[name] for _, env in trained for name in ("NOFE_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
-    assert len(set(caches)) == 6, "each job compiles for itself"
+    assert len(set(caches)) == 12, "each job compiles for itself, and so does the step that has files read before"
+    assert [command[3] for command, _ in trained] == ["bench", "train"] * 2
+    assert file["jobs"][0]["files_in_memory"]
 
 
 def test_a_training_that_fails_is_not_added(

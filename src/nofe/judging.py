@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nofe import runs
 from nofe.checks import has_same_images, require_same_images
 from nofe.config import DataConfig, RunConfig
-from nofe.data import ImageSet, is_listed, list_images, load_dataset, require_root_is_read
+from nofe.data import ImageSet, is_known, is_listed, list_images, load_dataset, require_root_is_read
 from nofe.data.pictures import NOTHING_HELD_OUT, Chosen, Listing, Pictures, fraction_of
 from nofe.data.stored import StoredImages, with_reasons
 from nofe.data.survey import survey
@@ -48,6 +48,11 @@ def images_to_judge_by(
     """The test images of the run, checked to be those; or where `place` names other data, that."""
     data = _at(config.data, place)
     if place.name is None:
+        if not is_known(data.name):
+            raise UserError(
+                f"{run.path}: its images, {data.name}, came from Python, and cannot be read again here; judge the run "
+                "on labelled images with --dataset folder:PATH"
+            )
         dataset = images_of_finished_run(replace(config, data=data), run, runtime)
         if dataset.class_names != class_names:
             raise UserError(f"{data.name}: has other classes than the run {run.path}; name the data it had")

@@ -75,9 +75,10 @@ def train(
     check = partial(require_same_config_but_place, config)
     with open_shared_run(out, resume=resume, check=check, ranks=ranks) as run:
         if run.has(runs.SUMMARY) and not run.damaged():
-            if is_data_elsewhere(config, run):
+            is_read = dataset is not None or is_data_elsewhere(config, run)
+            if is_read:
                 require_same_images(images_of_run(config, run, runtime, dataset), run)
-            progress.say(f"{out}: this run is complete")
+            progress.say(f"{out}: this run is complete" + ("" if is_read else "; its images are not read again"))
             return dict(run.read_json(runs.SUMMARY))
         spent = Spent()
         with stopping_on_signals(runtime), closing(progress):

@@ -70,6 +70,8 @@ class Run:
             raise UserError(
                 f"{self.path}: {MANIFEST} is missing, by which {name} is checked; copy it along with the other files"
             )
+        if not (self.file(CONFIG).exists() or self.file(MANIFEST).exists()):
+            raise UserError(f"{self.path}: no run is here (there is no {CONFIG}); name the folder of one")
         if expected is None or not self.file(name).exists():
             raise UserError(f"{self.path}: there is no finished {name}; {self._why_not_there(name)}")
         content = self.file(name).read_bytes()

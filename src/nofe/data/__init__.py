@@ -59,6 +59,11 @@ def load_dataset(
     raise UserError(_unknown(name))
 
 
+def is_known(name: str) -> bool:
+    """Whether images can be read by this name; those of a data set in memory cannot."""
+    return name in DATASETS or is_listed(name)
+
+
 def is_listed(name: str) -> bool:
     """Whether the images are files of any size, to be listed first and decoded when they are needed."""
     return name.startswith(PREFIXES)
