@@ -7,6 +7,7 @@ of its own, and compares with float64. What is off by far more than rounding is 
 cuBLAS.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -36,6 +37,7 @@ CONVOLUTIONS = (  # channels in and out, size of the kernel, pixels
 )
 ROUNDING = 0.02
 AT_A_TIME = 9
+IN_A_PROCESS = "in-a-process"
 
 
 def wrong(precision: str, library: str = "", reduced: bool = True) -> dict[str, float]:
@@ -100,7 +102,7 @@ def wrong(precision: str, library: str = "", reduced: bool = True) -> dict[str, 
 def in_a_process(share: int, setting: str) -> subprocess.Popen[str]:
     variables, settings = SETTINGS[setting]
     return subprocess.Popen(
-        [sys.executable, __file__, json.dumps(settings)],
+        [sys.executable, __file__, IN_A_PROCESS, json.dumps(settings)],
         env=os.environ | variables | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)},
         stdout=subprocess.PIPE,
         text=True,
@@ -110,24 +112,25 @@ def in_a_process(share: int, setting: str) -> subprocess.Popen[str]:
 def main() -> None:
     from nofe.training.runtime import environment, make_runtime, sharing_the_gpu
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/nvidia-h200/products-on-a-share.json"))
+    out = parser.parse_args().out
     asked = [(share, setting) for setting in SETTINGS for share in SHARES if setting in ("bf16", "tf32") or share == 22]
     rows = []
     with sharing_the_gpu(AT_A_TIME, 100):
         for first in range(0, len(asked), AT_A_TIME):
             started = [(*each, in_a_process(*each)) for each in asked[first : first + AT_A_TIME]]
             for share, setting, process in started:
-                out, _ = process.communicate(timeout=120)
-                found = json.loads(out) if out else "failed"
+                printed, _ = process.communicate(timeout=120)
+                found = json.loads(printed) if printed else "failed"
                 rows.append({"share": share, "setting": setting, "wrong": found})
                 print(f"{setting}, {share}%: {found or 'right'}", flush=True)
-    runtime = make_runtime("cuda")
-    filed = {"rounding": ROUNDING, "environment": environment(runtime, 0), "products": rows}
-    out = Path(sys.argv[2] if len(sys.argv) > 2 else "benchmarks/results/nvidia-h200/products-on-a-share.json")
+    filed = {"rounding": ROUNDING, "environment": environment(make_runtime("cuda"), 0), "products": rows}
     out.write_text(json.dumps(filed, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        print(json.dumps(wrong(**json.loads(sys.argv[1]))))
+    if sys.argv[1:2] == [IN_A_PROCESS]:
+        print(json.dumps(wrong(**json.loads(sys.argv[2]))))
     else:
         main()
