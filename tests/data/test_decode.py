@@ -38,6 +38,11 @@ def wide_grey(value: int) -> Image.Image:
     return Image.fromarray(np.full((20, 20), value, dtype=np.uint16))
 
 
+def transparent(picture: Image.Image, value: int) -> Image.Image:
+    picture.info["transparency"] = value
+    return picture
+
+
 MODES: dict[str, tuple[Image.Image, str, tuple[int, int, int]]] = {
     "colour jpeg": (Image.new("RGB", (20, 20), RED), "jpg", RED),
     "grey jpeg": (Image.new("L", (20, 20), 128), "jpg", GREY),
@@ -55,6 +60,8 @@ MODES: dict[str, tuple[Image.Image, str, tuple[int, int, int]]] = {
     "grey opaque png": (Image.new("LA", (20, 20), (128, 255)), "png", GREY),
     "16-bit png": (wide_grey(128 * 257), "png", GREY),
     "16-bit dark png": (wide_grey(1000), "png", (4, 4, 4)),
+    "16-bit transparent png": (transparent(wide_grey(1000), 1000), "png", (255, 255, 255)),
+    "16-bit opaque png": (transparent(wide_grey(1000), 1001), "png", (4, 4, 4)),
     "16-bit tiff": (wide_grey(65535), "tif", (255, 255, 255)),
     "print colours tiff": (Image.new("CMYK", (20, 20), (0, 255, 255, 0)), "tif", RED),
     "colour bmp": (Image.new("RGB", (20, 20), RED), "bmp", RED),

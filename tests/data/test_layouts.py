@@ -79,6 +79,11 @@ def test_a_folder_of_test_images_can_be_named(tmp_path: Path) -> None:
     assert "data.test=1.5: out of range" in refusal(tmp_path / "photos", test="1.5")
 
 
+def test_test_images_among_the_classes_are_not_trained_on(tmp_path: Path) -> None:
+    write_images(tmp_path, "a/1.png", "a/2.png", "b/1.png", "judged/a/1.png", "judged/b/1.png")
+    assert "lies among the classes" in refusal(tmp_path, test=str(tmp_path / "judged"))
+
+
 def test_one_image_cannot_be_held_out(tmp_path: Path) -> None:
     write_images(unsplit(tmp_path), "cow/1.png")
     assert "class 'cow' has one training image, which cannot be both" in refusal(tmp_path)
@@ -222,6 +227,12 @@ def test_tiny_imagenet(tiny: Path) -> None:
     assert listing.class_ids == ("n01", "n02", "n03")
     (tiny / "words.txt").unlink()
     assert list_folder(tiny).class_names == ("n01", "n02", "n03")
+
+
+def test_tiny_imagenet_is_judged_by_its_own(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert "judged by its val/; leave it out" in refusal(tiny, test=str(tmp_path))
+    list_folder(tiny, test="0.5")
+    assert "nothing is held out for data.test=0.5" in caplog.text
 
 
 def test_ids_of_classes_go_where_the_images_go(tiny: Path, tmp_path: Path) -> None:

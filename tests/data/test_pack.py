@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from PIL import Image
 import nofe
 from nofe.data import load_dataset
 from nofe.data.decode import decode_image, decode_picture
+from nofe.data.folder import load_listing
 from nofe.data.pack import PackSettings, listing_of, pack
 from nofe.data.shards import list_shards
 from nofe.data.tar_index import index_file, scan_shard, shard_index
@@ -130,6 +132,46 @@ def test_what_is_missing_is_made_again_and_nothing_else(photos: Path, once: Path
     assert contents(tmp_path) == contents(once)
     changed = {file.name for file in tmp_path.glob("*.tar") if file.stat().st_mtime_ns != times[file.name]}
     assert changed == {"train-000001.tar", "test-000000.tar"}
+
+
+def test_packing_again_what_is_complete_mends_it(photos: Path, once: Path, tmp_path: Path) -> None:
+    """Of the same length, and other bytes: the checksum tells."""
+    packed(photos, tmp_path)
+    shard = tmp_path / "train-000001.tar"
+    shard.write_bytes(bytes(600) + shard.read_bytes()[600:])
+    packed(photos, tmp_path)
+    assert contents(tmp_path) == contents(once)
+
+
+def test_where_a_file_is_no_shards_are_packed(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(UserError, match="out: is a file, and shards are packed into a folder"):
+        packed(photos, tmp_path / "out")
+
+
+def test_classes_whose_names_are_numbers_stay_who_they_are(tmp_path: Path) -> None:
+    """10 comes before 2 by name, so the number of a class is not its name."""
+    for number in range(11):
+        for part, count in (("train", 2), ("val", 1)):
+            for each in range(count):
+                file = tmp_path / "photos" / part / str(number) / f"{each}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (24, 24), (20 * number, 20 * number, 20 * number)).save(file)
+    packed(tmp_path / "photos", tmp_path / "shards")
+    dataset = load_listing(list_shards(tmp_path / "shards"), 24)
+    assert dataset.class_names[2] == "10"
+    for part in (dataset.train, dataset.test):
+        shown = np.round(part.images.mean(axis=(1, 2, 3)) / 20).astype(int)
+        assert [dataset.class_names[label] for label in part.labels] == [str(number) for number in shown]
+
+
+def test_a_link_to_nothing_is_an_unreadable_image(photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    first = next(folder for folder in sorted((tmp_path / "photos" / "train").iterdir()) if folder.is_dir())
+    (first / "zz.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(UserError, match=r"zz\.png"):
+        packed(tmp_path / "photos", tmp_path / "out")
+    assert packed(tmp_path / "photos", tmp_path / "out", skip_unreadable=True)["unreadable"]["train"] >= 1
 
 
 def test_a_killed_pack_goes_on_to_the_same_manifest(photos: Path, once: Path, tmp_path: Path) -> None:

@@ -279,6 +279,17 @@ def test_a_saved_hugging_face_data_set(saved: Path, tmp_path: Path) -> None:
     assert manifest["images"] == {"train": 6, "test": 4}
 
 
+def test_classes_of_another_split_go_by_their_names(saved: Path) -> None:
+    splits = sys.modules["datasets"].load_from_disk(saved)
+    splits["test"] = Split(splits["test"].rows, ["bee", "ant"])
+    dataset = load_dataset(f"hf:{saved}", root=saved, image_size=SIZE)
+    assert dataset.train.labels.tolist() == [0, 1] * 3
+    assert dataset.test.labels.tolist() == [1, 0] * 2
+    splits["test"] = Split(splits["test"].rows, ["bee", "cow"])
+    with pytest.raises(UserError, match="split 'test' has a label that is no class"):
+        load_dataset(f"hf:{saved}", root=saved, image_size=SIZE)
+
+
 @pytest.fixture
 def real() -> ModuleType:
     return pytest.importorskip("datasets", reason="the package datasets is not installed")

@@ -130,6 +130,12 @@ def test_class_names_from_anywhere(shards: Path) -> None:
         write_tar(shards / f"named/{part}-0.tar", named)
     assert list_shards(shards / "named").class_names == ("crow", "wren")
     assert list_shards(shards / "named").train.labels.tolist() == [1, 0]
+    (shards / "named/classes.txt").write_text("\ufeffwren\ncrow\n")
+    assert list_shards(shards / "named").class_names == ("wren", "crow"), "a mark of the encoding is no part of a name"
+    (shards / "classes.txt").write_text("2\n0\n1\n")
+    assert "label '0' could be the number of a class or the name of another" in refusal(shards)
+    (shards / "classes.txt").write_text("1\n2\n3\n")
+    assert list_shards(shards).train.labels.tolist()[:3] == [0, 1, 2], "0 is no name, so labels are numbers"
     (shards / "named/classes.txt").write_text("crow\nrook\n")
     assert "train-0.tar: label 'wren' is none of the 2 classes" in refusal(shards / "named")
 

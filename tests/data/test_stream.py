@@ -14,7 +14,7 @@ import torch
 from conftest import small_dataset, small_run
 from nofe.data import list_images
 from nofe.data.batches import Augmentation, Batches, DeviceImages, EpochPlan, pixel_mean
-from nofe.data.dataset import Dataset
+from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.folder import load_listing
 from nofe.data.pack import PackSettings, listing_of_arrays, pack
 from nofe.data.pictures import Files, Listing
@@ -160,12 +160,15 @@ def test_a_stored_set_is_an_image_set(resident: Dataset, stored: Dataset) -> Non
 
 
 def test_means(listing: Listing, resident: Dataset, stored: Dataset) -> None:
-    """Noted by nofe pack, or the very mean of resident images."""
+    """Noted by nofe pack, whether images are resident or not; or the very mean of resident images."""
     noted = pixel_mean(stored.train)
+    np.testing.assert_array_equal(pixel_mean(resident.train), noted)
+    np.testing.assert_array_equal(pixel_mean(resident.hold_out(0.3, 1).train), noted)
     assert noted.shape == (3, SIZE, SIZE)
     np.testing.assert_allclose(noted.mean(axis=(1, 2)), resident.train.images.mean(axis=(0, 2, 3)), atol=2)
     unknown = StoredImages(listing.train, SIZE, Workers(1, SIZE))
-    np.testing.assert_array_equal(pixel_mean(unknown), pixel_mean(resident.train))
+    of_another_origin = ImageSet(resident.train.images, resident.train.labels)
+    np.testing.assert_array_equal(pixel_mean(unknown), pixel_mean(of_another_origin))
 
 
 def test_fingerprints_change_with_the_images(listing: Listing, stored: Dataset) -> None:

@@ -267,9 +267,11 @@ def ten_crops(images: Tensor, crop: int) -> Tensor:
 
 
 def pixel_mean(images: ImageSet) -> NDArray[np.float32]:
-    """The mean training image, (3, H, W), in double precision over all images."""
+    """What is subtracted, (3, H, W): the mean training image, or where `nofe pack` noted it that of each channel."""
     if isinstance(images, StoredImages):
         return images.mean()
+    if (known := images.mean_of_channels()) is not None:
+        return known
     total = np.zeros(images.images.shape[1:], dtype=np.float64)
     for start in range(0, len(images.labels), 4096):
         total += images.images[start : start + 4096].sum(axis=0, dtype=np.int64)

@@ -19,6 +19,7 @@ class ImageSet:
 
     images: NDArray[np.uint8]  # (N, 3, H, W), contiguous
     labels: NDArray[np.int64]  # (N,)
+    channel_mean: tuple[float, float, float] | None = None  # to subtract, where it is known; else that of each pixel
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -50,9 +51,16 @@ class ImageSet:
         digest.update(np.ascontiguousarray(self.labels).data)
         digest.update(self.images.data)
 
+    def mean_of_channels(self) -> NDArray[np.float32] | None:
+        """(3, H, W), where it is known."""
+        if self.channel_mean is None:
+            return None
+        channels = np.array(self.channel_mean, dtype=np.float32)[:, None, None]
+        return np.ascontiguousarray(np.broadcast_to(channels, self.shape[1:]))
+
     def subset(self, chosen: NDArray[np.bool_]) -> "ImageSet":
         """The images where `chosen` (N,) is true, in the same order."""
-        return ImageSet(self.images[chosen], self.labels[chosen])
+        return ImageSet(self.images[chosen], self.labels[chosen], self.channel_mean)
 
 
 @dataclass(frozen=True, eq=False)

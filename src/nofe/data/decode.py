@@ -131,9 +131,15 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         # Pillow's own conversion cuts everything over 255 off to white.
         wide = np.asarray(image).astype(np.uint32)
-        return Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+        shrunk = ((wide * 255 + 32767) // 65535).astype(np.uint8)
+        if isinstance(transparent := image.info.get("transparency"), int):
+            shrunk[wide == transparent] = 255
+        return Image.fromarray(shrunk).convert("RGB")
     if image.mode in ("I", "F"):
         raise UnreadableError("32 bits a pixel, with no telling which value is white")
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, tuple) and max(transparent) > 255:  # of 16 bits, of which Pillow keeps the upper half
+        image.info["transparency"] = tuple(value >> 8 for value in transparent)
     if image.has_transparency_data:
         # What lies under transparent pixels is arbitrary, often black; viewers show the page, which is white.
         layer = image.convert("RGBA")

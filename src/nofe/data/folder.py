@@ -29,7 +29,7 @@ def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = F
     labels = np.concatenate([train.labels, test.labels])
     require_memory(listing.where, count, image_size, "let them be read while training with --set data.stream=true")
     images, reasons = _decode_all(count, lambda i: train.source(i) if i < split else test.source(i - split), image_size)
-    parts = ImageSet(images[:split], labels[:split]), ImageSet(images[split:], labels[split:])
+    parts = ImageSet(images[:split], labels[:split], listing.channel_mean), ImageSet(images[split:], labels[split:])
     left_out: dict[str, list[str]] = {}
     if reasons:
         unreadable = sorted(reasons)

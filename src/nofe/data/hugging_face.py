@@ -85,9 +85,11 @@ def _class_names(path: Path, train: Any, column: str) -> tuple[str, ...]:
 
 def _pictures(path: Path, split: Any, name: str, image: str, label: str, number_of: dict[str, int]) -> Made:
     values = list(split[label])
+    own_names = getattr(split.features[label], "names", None)  # which a split may have in an order of its own
     try:
-        labels = np.array([number_of[v] if isinstance(v, str) else v for v in values], dtype=np.int64)
-    except (KeyError, TypeError, ValueError) as error:
+        names = [own_names[v] if own_names and isinstance(v, int) and v >= 0 else v for v in values]
+        labels = np.array([number_of[v] if isinstance(v, str) else v for v in names], dtype=np.int64)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UserError(f"{path}: split '{name}' has a label that is no class ({error}); correct it") from error
     feature = split.features[image]
     if hasattr(feature, "decode"):

@@ -32,7 +32,9 @@ def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
         reason = "not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {reason}; name one that holds train/ and val/, or a folder for each class")
     if (path / TINY_CLASSES).is_file() and (path / "train").is_dir():
-        return _tiny_imagenet(path)
+        if fraction_of(test) is None:
+            raise UserError(f"data.test={test}: {path} is laid out as Tiny ImageNet, judged by its val/; leave it out")
+        return _tiny_imagenet(path).with_test(test, seed, logger.warning)
     train_folder, test_folder = _find_parts(path, test)
     classes = _find_classes(train_folder)
     if test_folder is not None:
@@ -62,6 +64,11 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
     if train is None:
         if given is not None:
             raise UserError(f"{path}: has no train/ folder; put the training images into {path / 'train' / 'CLASS'}")
+        if named is not None and named.resolve().is_relative_to(path.resolve()):
+            raise UserError(
+                f"data.test={test}: lies among the classes of {path}, and would be one; move it out of that folder, or "
+                f"the classes into {path / 'train'}"
+            )
         return path, named
     twice = [name for name in folders if name != train and name.lower() in TRAIN_FOLDERS]
     if twice:
@@ -345,7 +352,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise UserError(f"{path}: larger than {MAX_TEXT_BYTES:,} bytes; it should be a short list")
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise UserError(f"{path}: cannot be read ({reason}); check the file") from error

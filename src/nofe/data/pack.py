@@ -30,7 +30,7 @@ from nofe.data.unreadable import some_of
 from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
 from nofe.errors import Interrupted, RunError, UserError
-from nofe.files import remove_leftovers, replace_atomically
+from nofe.files import remove_leftovers, replace_atomically, sha256_of
 from nofe.signals import on_signals_to_end
 from nofe.streams import stream
 
@@ -84,6 +84,8 @@ def pack(
 
     At SIGTERM and SIGINT it raises Interrupted, and leaves what another call goes on with.
     """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file, and shards are packed into a folder; name another")
     try:
         begun = _Manifest.of(listing, settings)
         with on_signals_to_end(lambda number: begun.stop(folder, number)):
@@ -94,7 +96,9 @@ def pack(
             for part, pictures in listing.parts.items():
                 _pack_part(part, pictures, folder, settings, workers, begun, skip_unreadable, advance)
             with replace_atomically(folder / CLASSES) as file:
-                file.write("".join(f"{_one_line(name)}\n" for name in listing.class_names).encode())
+                file.write(
+                    "".join(f"{_one_line(name)}\n" for name in listing.class_names).encode(errors="surrogateescape")
+                )
             return begun.write(folder, complete=True)
     except OSError as error:
         raise RunError(
@@ -139,7 +143,9 @@ class _Manifest:
             sums, unreadable = tuple(line["channel_sums"]), tuple(line["unreadable"])
             shard = Shard(**line | {"channel_sums": sums, "unreadable": unreadable})
             file = folder / shard.file
-            if file.is_file() and file.stat().st_size == shard.bytes:
+            # Who packs again what is complete wants it looked at: a damaged shard is written anew.
+            is_there = file.is_file() and file.stat().st_size == shard.bytes
+            if is_there and (not earlier.get("complete") or sha256_of(file) == shard.sha256):
                 self.shards[shard.file] = shard
 
     def stop(self, folder: Path, number: int) -> NoReturn:

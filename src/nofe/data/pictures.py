@@ -81,7 +81,15 @@ class Files(Pictures):
     def describe_into(self, digest: "hashlib._Hash") -> None:
         digest.update(self.labels.tobytes())
         for index, path in enumerate(self.paths):
-            digest.update(f"{self.name(index)}\0{path.stat().st_size}\n".encode(errors="surrogateescape"))
+            digest.update(f"{self.name(index)}\0{_size_of(path)}\n".encode(errors="surrogateescape"))
+
+
+def _size_of(path: Path) -> int:
+    """-1 where there is no file, as at the end of a link: reading it will say so."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 class Ranges(Pictures):

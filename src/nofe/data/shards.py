@@ -39,7 +39,8 @@ def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
     indices = {part: [shard_index(shard) for shard in files] for part, files in shards.items()}
     every_label = np.concatenate([index.labels for part in indices.values() for index in part])
     class_names = _class_names(path, manifest, every_label)
-    parts = {part: _pictures(path, files, indices[part], class_names, manifest) for part, files in shards.items()}
+    number_of = _numbers(path, class_names, np.unique(every_label).tolist(), is_packed=manifest is not None)
+    parts = {part: _pictures(files, indices[part], number_of, manifest) for part, files in shards.items()}
     for part, pictures in parts.items():
         if not len(pictures):
             raise UserError(f"{path}: its {part} shards hold no images; pack them again")
@@ -85,7 +86,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     if not (path / MANIFEST).is_file():
         return None
     manifest = _read_json(path / MANIFEST)
-    if not isinstance(manifest, dict) or "shards" not in manifest:
+    if not isinstance(manifest, dict) or not {"shards", "source", "settings"} <= manifest.keys():
         return None  # somebody else's file of the same name
     if not isinstance(manifest["shards"], list) or not isinstance(manifest.get("classes"), list):
         raise UserError(f"{path / MANIFEST}: not as nofe pack writes it; pack again into an empty folder")
@@ -131,21 +132,35 @@ def _of_index(path: Path) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _numbers(path: Path, class_names: Sequence[str], labels: Sequence[str], *, is_packed: bool) -> dict[str, int]:
+    """The class of each label, which is its number or its name; `nofe pack` writes numbers, whatever the names are."""
+    by_number = {str(number): number for number in range(len(class_names))}
+    if is_packed:
+        return by_number
+    by_name = {name: number for number, name in enumerate(class_names)}
+    fits_both = all(label in by_name and label in by_number for label in labels)
+    differing = [label for label in labels if fits_both and by_name[label] != by_number[label]]
+    if differing:
+        raise UserError(
+            f"{path}: label {differing[0]!r} could be the number of a class or the name of another; give the classes "
+            f"names that are no numbers, in {path / CLASSES}"
+        )
+    if all(label in by_number for label in labels):
+        return by_number
+    return by_number | by_name
+
+
 def _pictures(
-    path: Path,
-    files: Sequence[Path],
-    indices: Sequence[ShardIndex],
-    class_names: Sequence[str],
-    manifest: dict[str, Any] | None,
+    files: Sequence[Path], indices: Sequence[ShardIndex], number_of: dict[str, int], manifest: dict[str, Any] | None
 ) -> Ranges:
-    number_of = {name: number for number, name in enumerate(class_names)}
-    number_of |= {str(number): number for number in range(len(class_names)) if str(number) not in number_of}
     labels = []
     for file, index in zip(files, indices, strict=True):
         unknown = [label for label in np.unique(index.labels).tolist() if label not in number_of]
         if unknown:
+            known = len(set(number_of.values()))
             raise UserError(
-                f"{file}: label {unknown[0]!r} is none of the {len(class_names)} classes; correct {path / CLASSES}"
+                f"{file}: label {unknown[0]!r} is none of the {known} classes; list them in {file.parent / CLASSES}, "
+                "in the order of their numbers"
             )
         labels.append(np.array([number_of[label] for label in index.labels.tolist()], dtype=np.int64))
     return Ranges(

@@ -68,9 +68,8 @@ class StoredImages(ImageSet):
 
     def mean(self) -> NDArray[np.float32]:
         """(3, H, W): of each channel where `nofe pack` noted it, else of each pixel, for which all are read once."""
-        if self.channel_mean is not None:
-            channels = np.array(self.channel_mean, dtype=np.float32)[:, None, None]
-            return np.ascontiguousarray(np.broadcast_to(channels, self.shape[1:]))
+        if (known := self.mean_of_channels()) is not None:
+            return known
         if self.known_mean is not None:
             return self.known_mean
         _say_if_many(len(self))
