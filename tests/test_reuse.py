@@ -3,11 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import small_dataset, small_run
 from nofe import runs
+from nofe.errors import UserError
 from nofe.pipeline import train
 from nofe.runs import Run
 from nofe.stages import FILES_OF_STAGE
@@ -41,6 +43,30 @@ def test_a_run_with_all_stages_comes_before_one_with_some(whole: Path, tmp_path:
     train(SHORT, tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"), donors=[early, whole])
     for file in (runs.SPECIALTIES, *FILES_OF_STAGE["experts"]):
         assert (tmp_path / "run" / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_what_was_made_from_another_file_of_the_same_name_is_not_taken(tmp_path: Path) -> None:
+    groups = tmp_path / "groups.json"
+    config = small_run(
+        "generalist.epochs=1", "experts.epochs=1", "specialties.rule=groups", f"specialties.groups={groups}"
+    )
+    names = list(small_dataset().class_names)
+
+    def trained(run: str, split: int, **options: Any) -> Run:
+        groups.write_text(json.dumps({"a": names[:split], "b": names[split:]}))
+        train(config, tmp_path / run, dataset=small_dataset(), runtime=make_runtime("cpu"), **options)
+        return Run(tmp_path / run)
+
+    def sizes(run: Run) -> list[int]:
+        return [each["size"] for each in run.read_json(runs.SPECIALTIES)["specialties"]]
+
+    first = trained("first", 3)
+    second = trained("second", 4, donors=[tmp_path / "first"])
+    assert (sizes(first), sizes(second)) == ([3, 5], [4, 4])
+    assert second.read(runs.BASE) == first.read(runs.BASE), "which no groups decide"
+    second.discard(runs.SPECIALTIES, runs.SUMMARY)
+    with pytest.raises(UserError, match=r"the file of specialties\.groups changed since the run was started"):
+        trained("second", 5, resume=True)
 
 
 def test_experts_are_not_taken_for_specialties_that_are_not_theirs(whole: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from nofe import config as configuration
 from nofe import runs
 from nofe.architectures.line import first_line
 from nofe.architectures.pretrained import read_weights, require_fitting_weights
-from nofe.config import RunConfig, architecture_of
+from nofe.config import GROUPS, WEIGHTS, RunConfig, architecture_of
 from nofe.data import Dataset, is_listed
 from nofe.data.groups import group_of_class
 from nofe.data.pictures import fraction_of
 from nofe.errors import UserError
+from nofe.files import sha256_of
 from nofe.runs import Run
 from nofe.specialties import wordnet_specialties
 from nofe.stages import recipe_of_stage
@@ -134,6 +136,24 @@ def _differences(before: Any, after: Any, path: str = "") -> list[str]:
         found = [_differences(before.get(name), after.get(name), f"{path}.{name}".strip(".")) for name in names]
         return [difference for part in found for difference in part]
     return [] if before == after else [f"{path} was {before}, is {after}"]
+
+
+def files_of(config: RunConfig) -> dict[str, str]:
+    """Checksums of the files that a configuration names, by its fields: their content decides, not where they lie."""
+    named = {WEIGHTS: config.adapt.weights, GROUPS: config.specialties.groups}
+    paths = {field: Path(name).expanduser() for field, name in named.items() if name}
+    return {field: sha256_of(path) for field, path in paths.items() if path.is_file()}
+
+
+def require_same_files(config: RunConfig, run: Run) -> None:
+    """As when the run was started, as far as they are still there."""
+    earlier = run.read_json(runs.ENVIRONMENT).get("files", {})
+    changed = [field for field, checksum in files_of(config).items() if earlier.get(field, checksum) != checksum]
+    if changed:
+        raise UserError(
+            f"{run.path}: the file of {changed[0]} changed since the run was started; put the old one back, or start a "
+            "new run"
+        )
 
 
 def require_same_images(dataset: Dataset, run: Run, advice: str = "start a new run") -> None:

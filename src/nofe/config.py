@@ -23,6 +23,8 @@ from nofe.training.runtime import require_precision
 
 T = TypeVar("T")
 
+WEIGHTS, GROUPS = "adapt.weights", "specialties.groups"  # fields that may name a file
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:

@@ -1,5 +1,6 @@
 """Files that are replaced whole or not at all."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -57,3 +58,8 @@ def _is_running(process: int) -> bool:
 def slug(text: str) -> str:
     """A name for a file: `NVIDIA H200` is nvidia-h200."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,7 +15,7 @@ from typing import Any
 from nofe import config as configuration
 from nofe import runs
 from nofe.architectures.options import AdaptConfig
-from nofe.config import RunConfig
+from nofe.config import GROUPS, WEIGHTS, RunConfig
 from nofe.errors import NofeError
 from nofe.runs import Run
 from nofe.stages import FILES_OF_STAGE, base_recipes
@@ -58,8 +58,8 @@ def adopt(run: Run, config: RunConfig, donors: Iterable[Path]) -> list[str]:
     if not wanted:
         return []
     adopted = []
-    fingerprint = run.read_json(runs.ENVIRONMENT)["data"]["fingerprint"]
-    offers = [(Run(path), offer) for path in donors if (offer := _offered(Run(path), fingerprint, wanted))]
+    environment = run.read_json(runs.ENVIRONMENT)
+    offers = [(Run(path), offer) for path in donors if (offer := _offered(Run(path), environment, wanted))]
     for donor, offer in sorted(offers, key=lambda each: -len(each[1])):
         for key, theirs in offer.items():
             if key in wanted and (theirs != "experts" or _same_specialties(donor, run)):
@@ -69,14 +69,21 @@ def adopt(run: Run, config: RunConfig, donors: Iterable[Path]) -> list[str]:
     return adopted
 
 
-def _offered(donor: Run, fingerprint: str, wanted: Container[str]) -> dict[str, str]:
-    """What it has finished of the keys that are wanted: its own name of each, a generalist before its experts."""
+def _offered(donor: Run, ours: Mapping[str, Any], wanted: Container[str]) -> dict[str, str]:
+    """What it has finished of the keys that are wanted: its own name of each, a generalist before its experts.
+
+    On the same images, and from files of the same content.
+    """
     try:
         keys = stage_keys(configuration.from_json(donor.read_config()))
-        if donor.read_json(runs.ENVIRONMENT)["data"]["fingerprint"] != fingerprint:
-            return {}
+        theirs = donor.read_json(runs.ENVIRONMENT)
     except NofeError:
         return {}  # not a run, or of another version
+    files = [each.get("files", {}) for each in (theirs, ours)]
+    if theirs["data"]["fingerprint"] != ours["data"]["fingerprint"] or files[0].get(WEIGHTS) != files[1].get(WEIGHTS):
+        return {}
+    if files[0].get(GROUPS) != files[1].get(GROUPS):
+        keys = {stage: key for stage, key in keys.items() if stage not in ("generalist", "experts")}
     return {key: stage for stage, key in keys.items() if key in wanted and _finished(donor, stage)}
 
 

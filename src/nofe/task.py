@@ -9,7 +9,7 @@ import torch
 from nofe import config as configuration
 from nofe import runs
 from nofe.architectures import Architecture
-from nofe.checks import require_fitting, require_same_images
+from nofe.checks import files_of, require_fitting, require_same_files, require_same_images
 from nofe.config import RunConfig, architecture_of
 from nofe.data import Dataset
 from nofe.data.batches import DeviceImages, pixel_mean
@@ -51,10 +51,12 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
     runtime.decide_on_compiling(longest_stage(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):
         require_same_images(dataset, run)
+        require_same_files(config, run)
         config = configuration.from_json(run.read_config())  # in which data that was moved has its first place
     else:
         run.discard_all()  # what an earlier configuration may have left here
-        run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | {"data": _described(dataset)})
+        found = {"data": _described(dataset), "files": files_of(config)}
+        run.write_json(runs.ENVIRONMENT, environment(runtime, config.seed) | found)
     if not (begun and run.has(runs.INPUT)):
         mean = runtime.ranks.first(lambda: pixel_mean(dataset.train))
         run.write_arrays(runs.INPUT, mean=mean, class_names=np.array(dataset.class_names))

@@ -111,6 +111,12 @@ def test_converted_without_a_cut_the_trunk_is_kept_and_the_branches_are_new() ->
     assert trunk["conv1.0.weight"].data_ptr() != model.conv1[0].weight.data_ptr()
 
 
+def test_new_branches_learn_on_a_frozen_model() -> None:
+    network = nofe.convert(plain().requires_grad_(False), HALVES)
+    assert all(each.requires_grad for each in network.experts.parameters())
+    assert not any(each.requires_grad for each in network.trunk.parameters())
+
+
 def test_a_branch_of_the_users_own() -> None:
     made: list[int] = []
 

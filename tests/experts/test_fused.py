@@ -289,6 +289,13 @@ def test_group_norms_are_one_with_the_groups_of_all(before: str) -> None:
     assert_same_function(reference, fused, (4, 5, 5))
 
 
+def test_an_expert_that_is_frozen_stays_so() -> None:
+    network = Trunkless([ends_in_linear(conv=nn.Conv2d(4, 4, 1)) for _ in range(2)], [3, 3])
+    network.experts[0].requires_grad_(False)
+    with pytest.raises(NotFusable, match=r"conv\.weight .frozen in some experts and not in others"):
+        fuse(network.experts)
+
+
 def test_branches_that_differ_are_not_fused() -> None:
     one = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))

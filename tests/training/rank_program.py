@@ -184,6 +184,10 @@ def together(out: Path, images: Path) -> None:
     found["summary"] = nofe.train(
         folder, f"folder:{images}", "alexnet-quick-c100", settings=SETTINGS, device="cpu", quiet=True
     )["networks"]
+    short = SETTINGS | {"generalist.epochs": 1, "experts.epochs": 1}
+    found["with norms"] = nofe.train(
+        out / f"norms-of-{rank}", f"folder:{images}", settings=short, device="cpu", sync_batch_norm=True, quiet=True
+    )["networks"]
     torch.save(found, out / f"found-by-{rank}.pt")
 
 

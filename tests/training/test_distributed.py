@@ -132,6 +132,8 @@ def test_rank_0_alone_writes(found: list[dict[str, Any]]) -> None:
     assert Run(found[0]["run"]).read_json(runs.ENVIRONMENT)["ranks"] == 2
     assert not found[1]["run"].exists()
     assert found[0]["summary"] == found[1]["summary"]  # which nofe.train returns to all
+    assert found[0]["with norms"] == found[1]["with norms"]
+    assert found[0]["with norms"].keys() == {"base", "generalist", "experts"}, "from the first step to the last test"
 
 
 def test_each_image_is_counted_once(found: list[dict[str, Any]]) -> None:

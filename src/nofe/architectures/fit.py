@@ -101,7 +101,8 @@ def with_outputs(model: nn.Module, path: str, outputs: int) -> None:
 
 
 def drawn_anew(module: nn.Module) -> None:
-    """New weights by torch's own initialisers; what has none (scales, tokens) keeps its values."""
+    """New weights by torch's own initialisers, all to be learned; what has none (scales, tokens) keeps its values."""
+    module.requires_grad_(True)
     for each in module.modules():
         reset = getattr(each, "reset_parameters", None) or getattr(each, "_reset_parameters", None)
         if callable(reset) and next(each.parameters(), None) is not None:

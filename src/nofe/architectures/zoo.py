@@ -165,7 +165,7 @@ def _python(name: str, network: str, size: int | None) -> _Found:
     if name not in _trusted and module_name not in sys.modules:
         raise UserError(
             f"architecture {name!r}: is code of its own, which is not run because a folder says so; import "
-            f"{module_name} first, or pass --trust-code"
+            f"{module_name} first, or pass --trust-code (nofe train --resume: --architecture {name} again)"
         )
     function = getattr(_users_module(module_name, name), attribute, None)
     if not callable(function):

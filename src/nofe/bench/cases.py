@@ -57,6 +57,8 @@ def growing(
         raise UserError(f"--grow {what}: unknown; choose from {', '.join(GROWTH)}")
     mode = usual_mode(device)
     if what == "experts":
+        if classes:
+            raise UserError("--classes: with --grow experts there are 100; leave it out, or use --grow classes")
         return cases(networks, [mode], tasks, GROWTH["experts"], [100], batches)
     over = [c for c in classes or GROWTH["classes"] if c >= experts]
     if not over:

@@ -135,6 +135,7 @@ def fuse(branches: Branches) -> FusedExperts:
     walk = _walked(list(branches))
     for branch in branches:
         _require_own_weights(branch)
+    _require_frozen_alike(list(branches))
     fused = FusedExperts(AlikeGraph(walk.root, walk.graph), walk.path_of, walk.outputs)
     fused.train(branches.training)
     if left := sorted(branches.state_dict().keys() - fused.state_dict().keys()):
@@ -185,6 +186,14 @@ def _require_own_weights(branch: nn.Module) -> None:
     for name, parameter in branch.named_parameters(remove_duplicate=False):
         if (first := names.setdefault(parameter, name)) != name:
             raise NotFusable(f"{name} (the same weight as {first})")
+
+
+def _require_frozen_alike(branches: Sequence[nn.Module]) -> None:
+    """All experts' weights of a layer are one tensor, which learns or does not."""
+    learning = [{name: each.requires_grad for name, each in branch.named_parameters()} for branch in branches]
+    for name, learns in learning[0].items():
+        if any(other.get(name, learns) != learns for other in learning[1:]):
+            raise NotFusable(f"{name} (frozen in some experts and not in others)")
 
 
 def _require_alike(traces: Sequence[fx.Graph]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,10 @@ class Ranks:
 
     def __init__(self, memory: Store | None = None) -> None:
         self._memory = memory
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        """There is one such group; a copy of a network whose layers speak to it speaks to the same."""
+        return self
 
     def first(self, make: Callable[[], T]) -> T:
         """Rank 0 does it, and all have the result; what it raises, all raise."""
