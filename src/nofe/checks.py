@@ -147,8 +147,9 @@ def files_of(config: RunConfig) -> dict[str, str]:
 
 def require_same_files(config: RunConfig, run: Run) -> None:
     """As when the run was started, as far as they are still there."""
-    earlier = run.read_json(runs.ENVIRONMENT).get("files", {})
-    changed = [field for field, checksum in files_of(config).items() if earlier.get(field, checksum) != checksum]
+    now = files_of(config)
+    earlier = run.read_json(runs.ENVIRONMENT).get("files", {}) if now else {}
+    changed = [field for field, checksum in now.items() if earlier.get(field, checksum) != checksum]
     if changed:
         raise UserError(
             f"{run.path}: the file of {changed[0]} changed since the run was started; put the old one back, or start a "
