@@ -159,6 +159,7 @@ SMALL = Recipes(
         batch=64,
         rate=0.01,
         weight_decay=5e-4,
+        decay_norms=True,
         augmentation=Augmentation(padding=2),
         update_every=0.5,
         confusion_images=3000,
@@ -169,6 +170,7 @@ SMALL = Recipes(
         batch=64,
         rate=0.01,
         weight_decay=5e-4,
+        decay_norms=True,
         augmentation=Augmentation(padding=2),
     ),
     rule="exact",  # settles within these few epochs, where the paper's greedy does not
