@@ -100,10 +100,12 @@ def wrong(precision: str, library: str = "", reduced: bool = True) -> dict[str, 
 
 
 def in_a_process(share: int, setting: str) -> subprocess.Popen[str]:
+    from nofe.training.runtime import SHARE_VARIABLE
+
     variables, settings = SETTINGS[setting]
     return subprocess.Popen(
         [sys.executable, __file__, IN_A_PROCESS, json.dumps(settings)],
-        env=os.environ | variables | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)},
+        env=os.environ | variables | {SHARE_VARIABLE: str(share)},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -42,7 +42,10 @@ def timed(out: Path, arguments: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as another:
         nofe = [sys.executable, "-m", "nofe"]
         read_files = [*nofe, "bench", *A_STEP, "--out", f"{another}/step.json"]
-        subprocess.run(read_files, env=os.environ | caches_in(another), stdout=subprocess.DEVNULL, check=True)
+        if ended := subprocess.run(
+            read_files, env=os.environ | caches_in(another), stdout=subprocess.DEVNULL
+        ).returncode:
+            sys.exit(f"whole_job: nofe bench ended with {ended}; nothing was trained")
         began = time.perf_counter()
         command = [*nofe, "train", *JOB, "--out", str(out), *arguments]
         ended = subprocess.run(command, env=os.environ | caches_in(empty)).returncode

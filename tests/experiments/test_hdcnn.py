@@ -38,7 +38,7 @@ from nofe.experiments.hdcnn_network import (
     overlapping_categories,
     probabilistic_average,
 )
-from nofe.experiments.reproduce import keys_of, keys_of_experiment
+from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.tables import TABLES
 from nofe.runs import Run
 from nofe.specialties import Specialties, random_balanced, spectral

@@ -16,11 +16,11 @@ from nofe.errors import UserError
 from nofe.experiments import measures
 from nofe.experiments import reproduce as reproduction
 from nofe.experiments.index import Index
+from nofe.experiments.keys import keys_of_experiment
 from nofe.experiments.page import cells, overview, table_in_words
 from nofe.experiments.reproduce import (
     Job,
     Workshop,
-    keys_of_experiment,
     missing,
     reproduce,
     require_images,

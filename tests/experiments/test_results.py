@@ -13,11 +13,11 @@ from nofe.config import to_json
 from nofe.errors import UserError
 from nofe.experiments.claims import Comparison, Judged, epochs_of_row, inverted_u, judged
 from nofe.experiments.index import Index
+from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.markdown import results_page
 from nofe.experiments.page import table_in_words
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import BEGIN, END, comparison_table, with_table
-from nofe.experiments.reproduce import keys_of, keys_of_experiment
 from nofe.experiments.results import file_result, read_results
 from nofe.experiments.tables import PAPER_TABLE_3, TABLES, Row, base_of_same_recipe, label_as_long
 from nofe.pipeline import train

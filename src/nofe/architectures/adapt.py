@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture
 from nofe.architectures.fit import fit, keep_size, shorten
-from nofe.architectures.line import Line, first_line, line_of, part_of, require_module
+from nofe.architectures.line import Line, first_line, line_of, names_of_shared_weights, part_of, require_module
 from nofe.architectures.modes import LAYER
 from nofe.errors import UserError
 
@@ -188,23 +188,20 @@ def branch_by(plan: Plan, model: nn.Module) -> nn.Module:
 
 def _require_no_weight_on_both_sides(model: nn.Module, plan: Plan) -> None:
     """Trunk and branches are built apart: what is one weight of the model would be several."""
-    before, after = (_weights_of(model, graph) for graph in (plan.trunk, plan.tail))
-    both = [(name, after[weight]) for weight, name in before.items() if weight in after]
-    if both:
-        raise UserError(
-            f"{plan.name}: {both[0][0]} and {both[0][1]} are one weight, which the trunk and the experts would share; "
-            "pass a cut= that leaves both on one side, or give each layer a weight of its own"
+    for names in names_of_shared_weights(model):
+        before, after = (
+            next((name for name in names if _is_read(name, graph)), None) for graph in (plan.trunk, plan.tail)
         )
+        if before and after:
+            raise UserError(
+                f"{plan.name}: {before} and {after} are one weight, which the trunk and the experts would share; "
+                "pass a cut= that leaves both on one side, or give each layer a weight of its own"
+            )
 
 
-def _weights_of(model: nn.Module, graph: fx.Graph) -> dict[nn.Parameter, str]:
-    """Of the layers that a graph names, with the first name of each."""
-    named = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
-    found: dict[nn.Parameter, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if any(name == each or name.startswith(f"{each}.") for each in named):
-            found.setdefault(parameter, name)
-    return found
+def _is_read(weight: str, graph: fx.Graph) -> bool:
+    named = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
+    return any(weight == each or weight.startswith(f"{each}.") for each in named)
 
 
 # Where to cut

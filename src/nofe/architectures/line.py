@@ -124,6 +124,14 @@ def part_of(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     return fx.GraphModule(model, copy.deepcopy(graph))
 
 
+def names_of_shared_weights(model: nn.Module) -> list[list[str]]:
+    """All names of each parameter that has several: two layers hold it, or one layer has two names."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [several for several in names.values() if len(several) > 1]
+
+
 def require_module(model: nn.Module, path: str, name: str) -> None:
     paths = [each for each, _ in model.named_modules() if each]
     if path not in paths:

@@ -84,9 +84,9 @@ def pack(
 
     At SIGTERM and SIGINT it raises Interrupted, and leaves what another call goes on with.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file, and shards are packed into a folder; name another")
     try:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder}: is a file, and shards are packed into a folder; name another")
         begun = _Manifest.of(listing, settings)
         with on_signals_to_end(lambda number: begun.stop(folder, number)):
             folder.mkdir(parents=True, exist_ok=True)

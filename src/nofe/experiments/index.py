@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nofe.experiments.reproduce import Job, keys_of, keys_of_experiment
+from nofe.experiments.keys import keys_of, keys_of_experiment
+from nofe.experiments.reproduce import Job
 from nofe.experiments.tables import TABLES, Experiment, Row
 
 MOST_SEEDS = 20
@@ -45,7 +46,7 @@ class Index:
     def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
         self._by_key: dict[str, list[Measured]] = defaultdict(list)  # newest first
         self._by_experiment: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)  # newest first
-        for result in sorted(results, key=_age, reverse=True):
+        for result in sorted(results, key=age, reverse=True):
             keys = keys_of(result)
             for stage, key in keys.items():
                 figures = result["networks"].get(stage)
@@ -103,7 +104,7 @@ def _wanted_keys() -> frozenset[str]:
     )
 
 
-def _age(result: Mapping[str, Any]) -> tuple[str, str]:
+def age(result: Mapping[str, Any]) -> tuple[str, str]:
     """By date, and for one date by name: which counts must not depend on the order of reading."""
     return result.get("environment", {}).get("date", ""), _file(result)
 

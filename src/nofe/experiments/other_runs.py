@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nofe.config import from_json, to_json
-from nofe.experiments.index import Index
+from nofe.experiments.index import Index, age
 from nofe.experiments.page import mean_and_deviation
 from nofe.report.words import beyond_the_paper
 
@@ -31,8 +31,7 @@ def others_section(results: Sequence[Result], index: Index) -> list[str]:
 
 
 def _newest_of_each_seed(group: Sequence[Result]) -> list[Result]:
-    by_date = sorted(group, key=lambda result: str(result["environment"]["date"]))
-    return list({result["config"]["seed"]: result for result in by_date}.values())
+    return list({result["config"]["seed"]: result for result in sorted(group, key=age)}.values())
 
 
 def _title(group: Sequence[Result]) -> str:

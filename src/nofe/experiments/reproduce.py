@@ -6,7 +6,7 @@ A run's result is one file in `results/`, written when it is complete; an interr
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from nofe import config as configuration
 from nofe import runs
 from nofe.config import RunConfig
 from nofe.errors import UserError
+from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.results import add_to_result, file_hdcnn, file_result, results_in
 from nofe.experiments.tables import Experiment, experiments_by_name
-from nofe.reuse import digest, stage_keys
+from nofe.reuse import stage_keys
 from nofe.runs import Run
 from nofe.side_by_side import Outcome, run_side_by_side
 from nofe.stages import recipe_of_stage
@@ -111,34 +112,6 @@ def keys_with_results(results: Sequence[Mapping[str, Any]]) -> set[str]:
         keys = keys_of(result)
         found |= {key for stage, key in keys.items() if stage in result["networks"]}
     return found
-
-
-def keys_of(result: Mapping[str, Any]) -> dict[str, str]:
-    """By stage; none for a result of a configuration that this version does not know."""
-    try:
-        config = configuration.from_json(result["config"])
-        if "hd-cnn" in result["networks"]:
-            return _keys_of_hdcnn(config, _recipe_of_hdcnn(result["summary"]["config"]["hdcnn"]))
-    except (UserError, KeyError):
-        return {}
-    return stage_keys(config)
-
-
-def keys_of_experiment(experiment: Experiment, seed: int) -> dict[str, str]:
-    config = experiment.seeded(seed)
-    return _keys_of_hdcnn(config, _recipe_of_hdcnn()) if experiment.hdcnn else stage_keys(config)
-
-
-def _keys_of_hdcnn(config: RunConfig, recipe: Mapping[str, Any]) -> dict[str, str]:
-    [of_base] = stage_keys(config).values()
-    return {"hd-cnn": f"hd-cnn on {of_base} by {digest(recipe)}"}
-
-
-def _recipe_of_hdcnn(stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """This version's, or one that a result has: fields it has not, as from before they were added, are the default."""
-    from nofe.experiments.hdcnn import HDCNNConfig
-
-    return asdict(HDCNNConfig() if stored is None else configuration.structured(stored, HDCNNConfig))
 
 
 def missing(experiments: Iterable[Experiment], seeds: int, results: Sequence[Mapping[str, Any]]) -> list[Job]:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from nofe import runs
-from nofe.config import RunConfig, from_json, to_json
+from nofe.config import RunConfig, to_json
 from nofe.errors import UserError
+from nofe.experiments.keys import keys_of
 from nofe.experiments.tables import experiments_by_name
 from nofe.files import slug
-from nofe.reuse import digest, stage_keys
+from nofe.reuse import digest
 from nofe.runs import Run, write_atomically
 
 # Files without this have the accuracy of each of the generalist's epochs but the last on specialties that were just
@@ -67,9 +68,8 @@ def file_result(run: Run, folder: Path, name: str | None = None, **more: Any) ->
 
 def _name_of_its_own(result: dict[str, Any], folder: Path, name: str) -> str:
     """With a digest where the name is taken by a run that was asked for otherwise, by another recipe, say."""
-    keys = stage_keys(from_json(result["config"]))
-    taken = _path_of(result, folder, name)
-    if taken.exists() and stage_keys(from_json(json.loads(taken.read_text())["config"])) != keys:
+    keys, taken = keys_of(result), _path_of(result, folder, name)
+    if taken.exists() and keys_of(json.loads(taken.read_text())) != keys:
         return f"{name}-{digest(keys)[:8]}"
     return name
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
+from nofe.architectures.line import names_of_shared_weights
 from nofe.architectures.modes import LAYER
 from nofe.experts import functions, rules
 from nofe.experts.branches import Branches
@@ -182,10 +183,8 @@ def _written(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
 
 def _require_own_weights(branch: nn.Module) -> None:
     """Each layer stacks its own: a weight that two layers have would become two."""
-    names: dict[nn.Parameter, str] = {}
-    for name, parameter in branch.named_parameters(remove_duplicate=False):
-        if (first := names.setdefault(parameter, name)) != name:
-            raise NotFusable(f"{name} (the same weight as {first})")
+    for first, second, *_ in names_of_shared_weights(branch):
+        raise NotFusable(f"{second} (the same weight as {first})")
 
 
 def _require_frozen_alike(branches: Sequence[nn.Module]) -> None:
