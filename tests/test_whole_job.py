@@ -22,7 +22,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, 
 
     def train(command: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
         commands.append((command, env))
-        if "bench" in command:
+        if "glyphs" in command:
             return SimpleNamespace(returncode=0)
         if "unknown" in command:
             return SimpleNamespace(returncode=2)
@@ -60,8 +60,10 @@ def test_jobs_are_added_to_those_that_are_there(
     assert "data" not in file["jobs"][0]["environment"]
     assert (tmp_path / "kept" / "summary.json").exists()
     caches = [env[name] for _, env in trained for name in ("NOFE_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
-    assert len(set(caches)) == 12, "each job compiles for itself, and so does the step that has files read before"
-    assert [command[3] for command, _ in trained] == ["bench", "train"] * 2
+    assert len(set(caches)) == 12, "each job compiles for itself, and so does the small one that has files read before"
+    assert [command[command.index("--dataset") + 1] for command, _ in trained] == ["glyphs", "cifar100"] * 2
+    assert 0 <= file["jobs"][0]["until_images_are_read"] < 5
+    assert 0 <= file["jobs"][0]["after_the_report"] < 5
     assert file["jobs"][0]["files_in_memory"]
 
 

@@ -515,7 +515,6 @@ def test_captured_steps_are_launched_while_something_is_prepared(monkeypatch: py
         return len(asked) == 3
 
     AsIfCaptured.threads = []
-    monkeypatch.setattr(launch, "ASKED_AGAIN_AFTER", None)  # not before the step is launched
     monkeypatch.setattr("nofe.training.loop.launcher", lambda step, _: AsIfCaptured(step))
     runtime = replace(ON_CPU, meanwhile=[third_time_lucky])
     assert losses(small_resnet(), runtime, steps=7)[:6] == alone
@@ -525,7 +524,7 @@ def test_captured_steps_are_launched_while_something_is_prepared(monkeypatch: py
     assert not runtime.meanwhile
 
 
-def test_what_cannot_be_prepared_yet_is_asked_for_again_while_steps_are_launched() -> None:
+def test_what_cannot_be_prepared_yet_waits_for_the_next_epoch_or_is_asked_for_until_the_last_ends() -> None:
     asked: list[int] = []
     is_ready = threading.Event()
 
@@ -539,7 +538,9 @@ def test_what_cannot_be_prepared_yet_is_asked_for_again_while_steps_are_launched
         is_ready.wait(10)
 
     runtime = replace(ON_CPU, meanwhile=[third_time_lucky])
-    launch.launch_while_preparing(steps, runtime)
+    launch.launch_while_preparing(lambda: time.sleep(0.3), runtime, are_last=False)
+    assert (asked, runtime.meanwhile) == ([0], [third_time_lucky])
+    launch.launch_while_preparing(steps, runtime, are_last=True)
     assert (asked, runtime.meanwhile) == ([0, 1, 2], [])
 
 
@@ -556,9 +557,9 @@ def test_what_is_not_prepared_when_the_steps_are_launched_has_other_epochs() -> 
         return True
 
     runtime = replace(ON_CPU, meanwhile=[takes_long, comes_later])
-    launch.launch_while_preparing(lambda: None, runtime)
+    launch.launch_while_preparing(lambda: None, runtime, are_last=False)
     assert (done, runtime.meanwhile) == (["long"], [comes_later])
-    launch.launch_while_preparing(lambda: time.sleep(0.3), runtime)
+    launch.launch_while_preparing(lambda: time.sleep(0.3), runtime, are_last=False)
     assert (done, runtime.meanwhile) == (["long", "later"], [])
 
 
@@ -568,7 +569,7 @@ def test_a_step_that_fails_in_another_thread_fails() -> None:
 
     usual = sys.getswitchinterval()
     with pytest.raises(ValueError, match="out of order"):
-        launch.launch_while_preparing(fails, replace(ON_CPU, meanwhile=[lambda: True]))
+        launch.launch_while_preparing(fails, replace(ON_CPU, meanwhile=[lambda: True]), are_last=False)
     assert sys.getswitchinterval() == usual
 
 

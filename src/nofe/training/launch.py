@@ -92,16 +92,19 @@ class CapturedStep:
                 self._ends.popleft().synchronize()
 
 
-def launch_all(steps: Callable[[], None], launch: Callable[[], None], runtime: Runtime) -> None:
-    """`steps` makes many launches of `launch`; captured ones leave this thread free for what is to be prepared."""
+def launch_all(steps: Callable[[], None], launch: Callable[[], None], runtime: Runtime, *, are_last: bool) -> None:
+    """`steps` makes many launches of `launch`; captured ones leave this thread free for what is to be prepared.
+
+    Those that `are_last` are the last of a stage.
+    """
     if runtime.meanwhile and isinstance(launch, CapturedStep) and launch.is_captured:
         with launch.giving_way():
-            launch_while_preparing(steps, runtime)
+            launch_while_preparing(steps, runtime, are_last=are_last)
     else:
         steps()
 
 
-def launch_while_preparing(steps: Callable[[], None], runtime: Runtime) -> None:
+def launch_while_preparing(steps: Callable[[], None], runtime: Runtime, *, are_last: bool) -> None:
     """Launch captured steps from another thread; this one does meanwhile what the runtime has to do.
 
     Launching keeps a thread waiting for the GPU most of the time. What is prepared stays with this thread: the compiler
@@ -122,21 +125,25 @@ def launch_while_preparing(steps: Callable[[], None], runtime: Runtime) -> None:
     try:
         with ThreadPoolExecutor(1) as another, torch.cuda.stream(aside):
             launched = another.submit(launch)
-            _prepare(runtime.meanwhile, launched)
+            _prepare(runtime.meanwhile, launched, is_last_chance=are_last)
             launched.result()
     finally:
         sys.setswitchinterval(usual)
 
 
-def _prepare(tasks: list[Callable[[], bool]], launched: Future[None]) -> None:
-    """Those that cannot be done yet are asked again; what is left when all is launched has other epochs."""
+def _prepare(tasks: list[Callable[[], bool]], launched: Future[None], *, is_last_chance: bool) -> None:
+    """What is not ready, or left when all is launched, has the next epoch from its beginning.
+
+    The next steps wait for what is under way when these are launched: begun late it keeps the GPU idle for longer. At
+    the last chance that is still better than not at all.
+    """
     while tasks:
         for task in list(tasks):
             if task():
                 tasks.remove(task)
             if launched.done():
                 return
-        if wait([launched], timeout=ASKED_AGAIN_AFTER).done:
+        if not is_last_chance or wait([launched], timeout=ASKED_AGAIN_AFTER).done:
             return
 
 

@@ -154,8 +154,9 @@ def train_epoch(
             state.images += batches.global_batch
             progress.advance(state, batches.global_batch)
 
+    are_last = stop == state.recipe.epochs * batches.steps_per_epoch
     with counting_steps_together(state.model) as taken:
-        launch_all(partial(launch_steps, taken), launch, runtime)
+        launch_all(partial(launch_steps, taken), launch, runtime, are_last=are_last)
     averaged = state.average.statistics() if state.average else []
     runtime.ranks.average([state.totals, *running_statistics(state.model), *averaged])
     _require_finite(state, epoch)
