@@ -6,11 +6,13 @@ The commands run in this process, through `nofe.__main__.main`, because every st
 import fcntl
 import io
 import json
+import platform
 import re
 import subprocess
 import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -367,7 +369,7 @@ def test_help_does_not_wait_for_torch() -> None:
     script = """
 import sys
 from nofe.__main__ import main
-for arguments in (["--help"], ["train", "--help"]):
+for arguments in (["--help"], ["train", "--help"], ["--version"]):
     sys.argv = ["nofe", *arguments]
     try:
         main()
@@ -380,7 +382,9 @@ print([name for name in ("torch", "numpy", "PIL", "matplotlib", "sklearn", "scip
     assert done.stderr == ""
     assert "predict" in done.stdout
     assert "--experts" in done.stdout
-    assert done.stdout.splitlines()[-1] == "[]"
+    *_, versions, imported = done.stdout.splitlines()
+    assert versions == f"nofe {version('nofe')}, torch {version('torch')}, Python {platform.python_version()}"
+    assert imported == "[]"
 
 
 def test_as_a_program() -> None:

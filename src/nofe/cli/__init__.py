@@ -3,7 +3,11 @@
 What a verb needs is imported when it is called: `nofe --help` does not wait for torch.
 """
 
+import platform
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from typing import Annotated
 
 import typer
 
@@ -19,6 +23,29 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Turn an image classifier into a network of experts: one trunk, K branches, one softmax.",
 )
+
+
+def _say_versions(is_asked: bool) -> None:
+    """What a report of a bug begins with."""
+    if not is_asked:
+        return
+    said = []
+    for package in ("nofe", "torch"):
+        try:
+            said.append(f"{package} {version_of(package)}")
+        except PackageNotFoundError:  # run from its sources
+            said.append(f"{package}, not installed")
+    typer.echo(", ".join([*said, f"Python {platform.python_version()}"]))
+    raise typer.Exit
+
+
+@app.callback()
+def _before_every_verb(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_versions, is_eager=True, help="Say the version and leave.")
+    ] = False,
+) -> None: ...
+
 
 VERBS: dict[str, Callable[..., None]] = {
     "train": train,
