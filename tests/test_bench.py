@@ -77,19 +77,28 @@ def test_modes_that_the_device_cannot_run_are_refused() -> None:
         measure("small", cases(None, ["captured"], None, [2], [6], [4]), make_runtime("cpu"))
 
 
+CPU = torch.device("cpu")
+
+
 def test_growth_compares_each_size_with_a_base_of_its_own_classes() -> None:
-    over_experts = growing("experts", None, ["train"], [4], torch.device("cpu"))
+    over_experts = growing("experts", None, None, ["train"], None, None, [4], CPU)
     assert [case.experts for case in over_experts if case.network == "fused"] == list(GROWTH["experts"])
     assert sum(case.network == "base" for case in over_experts) == 1
-    over_classes = growing("classes", ["base", "fused"], ["train"], [4], torch.device("cpu"))
+    over_classes = growing("classes", ["base", "fused"], None, ["train"], None, None, [4], CPU)
     assert [case.classes for case in over_classes if case.network == "base"] == list(GROWTH["classes"])
     assert {case.experts for case in over_classes if case.network == "fused"} == {10}
-    large = growing("classes", ["fused"], ["train"], [4], torch.device("cpu"), 100, [50, 1_000, 21_000])
+    large = growing("classes", ["fused"], None, ["train"], [100], [50, 1_000, 21_000], [4], CPU)
     assert [(case.classes, case.experts) for case in large] == [(1_000, 100), (21_000, 100)]
     with pytest.raises(UserError, match="--experts 100: more than there are classes"):
-        growing("classes", ["fused"], ["train"], [4], torch.device("cpu"), 100, [50])
+        growing("classes", ["fused"], None, ["train"], [100], [50], [4], CPU)
     with pytest.raises(UserError, match="--grow depth: unknown; choose from experts, classes"):
-        growing("depth", None, None, [4], torch.device("cpu"))
+        growing("depth", None, None, None, None, None, [4], CPU)
+    chosen = growing("experts", ["loop"], ["compiled"], ["train"], [3, 40], [20], [4], CPU)
+    assert [(case.experts, case.classes, case.mode) for case in chosen] == [(3, 20, "compiled")]
+    with pytest.raises(UserError, match="--classes 20: fewer than there are experts"):
+        growing("experts", None, None, None, [40], [20], [4], CPU)
+    with pytest.raises(UserError, match="--experts 5: with --grow classes there is one"):
+        growing("classes", None, None, None, [4, 5], None, [4], CPU)
 
 
 def test_a_sweep_holds_a_base_and_what_is_compared_with_it_and_no_more() -> None:

@@ -12,6 +12,7 @@ from nofe.training.launch import MODES
 NETWORKS = ("base", "loop", "fused")
 TASKS = ("train", "forward", "inference")
 USUAL_TASKS = ("train", "forward")
+DEFAULT_EXPERTS, DEFAULT_CLASSES = 10, 100
 GROWTH = {"experts": (2, 5, 10, 20, 50, 100), "classes": (100, 1_000, 10_000)}
 
 
@@ -46,24 +47,32 @@ def cases(
 def growing(
     what: str,
     networks: Sequence[str] | None,
+    modes: Sequence[str] | None,
     tasks: Sequence[str] | None,
+    experts: Sequence[int] | None,
+    classes: Sequence[int] | None,
     batches: Sequence[int],
     device: torch.device,
-    experts: int = 10,
-    classes: Sequence[int] | None = None,
 ) -> list[Case]:
-    """Cost as K grows at 100 classes, or as C grows at so many experts; in the mode that trainings here use."""
+    """Cost as K grows at 100 classes, or as C grows at so many experts; by default as trainings here are launched."""
     if what not in GROWTH:
         raise UserError(f"--grow {what}: unknown; choose from {', '.join(GROWTH)}")
-    mode = usual_mode(device)
+    fixed = {"--mode": modes, "--classes": classes} if what == "experts" else {"--mode": modes, "--experts": experts}
+    for option, several in fixed.items():
+        if several and len(several) > 1:
+            raise UserError(f"{option} {several[1]}: with --grow {what} there is one; leave it out, or the others")
+    modes = modes or [usual_mode(device)]
     if what == "experts":
-        if classes:
-            raise UserError("--classes: with --grow experts there are 100; leave it out, or use --grow classes")
-        return cases(networks, [mode], tasks, GROWTH["experts"], [100], batches)
-    over = [c for c in classes or GROWTH["classes"] if c >= experts]
+        classes = classes or [DEFAULT_CLASSES]
+        over = [k for k in experts or GROWTH["experts"] if k <= classes[0]]
+        if not over:
+            raise UserError(f"--classes {classes[0]}: fewer than there are experts; name fewer with --experts")
+        return cases(networks, modes, tasks, over, classes, batches)
+    experts = experts or [DEFAULT_EXPERTS]
+    over = [c for c in classes or GROWTH["classes"] if c >= experts[0]]
     if not over:
-        raise UserError(f"--experts {experts}: more than there are classes; name larger ones with --classes")
-    return cases(networks, [mode], tasks, [experts], over, batches)
+        raise UserError(f"--experts {experts[0]}: more than there are classes; name larger ones with --classes")
+    return cases(networks, modes, tasks, experts, over, batches)
 
 
 def usual_mode(device: torch.device) -> str:

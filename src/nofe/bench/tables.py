@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nofe.bench.cases import DEFAULT_EXPERTS
 from nofe.files import slug
 from nofe.runs import write_atomically
 from nofe.training.runtime import Runtime, device_name
@@ -24,8 +25,8 @@ def folder_of(runtime: Runtime) -> str:
     return slug(device_name(runtime.device))
 
 
-def table_name(architecture: str, tasks: Sequence[str] | None, grow: str | None, experts: int = 10) -> str:
+def table_name(architecture: str, tasks: Sequence[str] | None, grow: str | None, experts: Sequence[int]) -> str:
     parts = [architecture, *(tasks or ()), *(("as", grow, "grow") if grow else ())]
-    if experts != 10:
-        parts.append(f"k{experts}")
+    if grow != "experts" and list(experts) != [DEFAULT_EXPERTS]:
+        parts += [f"k{count}" for count in experts]
     return "-".join(parts)

@@ -21,7 +21,7 @@ bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 def bench(
     context: typer.Context,
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
-    experts: Annotated[list[int], typer.Option(help="K; repeatable.")] = [10],  # noqa: B006
+    experts: Annotated[list[int] | None, typer.Option(help="K; repeatable; 10.")] = None,
     classes: Annotated[list[int] | None, typer.Option(help="C; repeatable; 100, for the update 1,000.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images a step; repeatable; 128, on a processor 16.")] = None,
     network: Annotated[
@@ -47,6 +47,7 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     from nofe.architectures.zoo import trust
+    from nofe.bench.cases import DEFAULT_CLASSES, DEFAULT_EXPERTS
     from nofe.bench.tables import table_name
     from nofe.errors import UserError
     from nofe.report.text import losses_in_words, timings_in_words, update_in_words
@@ -54,7 +55,10 @@ def bench(
 
     trust(architecture)
     runtime = make_runtime(device, precision, kernels=kernels)
+    counts = experts or [DEFAULT_EXPERTS]
     batches = batch or [128 if runtime.device.type == "cuda" else 16]
+    if task in (["losses"], ["update"]) and len(counts) > 1:
+        raise UserError(f"--experts {counts[1]}: --task {task[0]} is for one K at a time; name one")
     if task == ["losses"]:
         from nofe.bench.losses import measure_first_losses
         from nofe.data import load_dataset
@@ -66,25 +70,25 @@ def bench(
         recipe = dataclasses.replace(default_run(architecture, dataset).experts, batch=batches[0])
         recipe = recipe if rate is None else dataclasses.replace(recipe, rate=rate)
         compared = network[0] if network else "experts"
-        table = measure_first_losses(architecture, images, recipe, experts[0], runtime, mode, network=compared)
+        table = measure_first_losses(architecture, images, recipe, counts[0], runtime, mode, network=compared)
         name = f"{architecture}-losses-{runtime.precision}{'-base' * (compared == 'base')}"
         text = losses_in_words(table)
     elif task == ["update"]:
         from nofe.bench.update import measure_update, runtime_for
 
         chosen = runtime_for(mode, runtime)
-        table = measure_update(architecture, (classes or [1000])[0], experts[0], batches[0], chosen, rounds)
-        text, name = update_in_words(table), table_name(architecture, task, None, experts[0])
+        table = measure_update(architecture, (classes or [1000])[0], counts[0], batches[0], chosen, rounds)
+        text, name = update_in_words(table), table_name(architecture, task, None, counts)
     else:
         from nofe.bench.cases import cases, growing
         from nofe.bench.steps import measure
 
         if grow is None:
-            timed = cases(network, mode, task, experts, classes or [100], batches)
+            timed = cases(network, mode, task, counts, classes or [DEFAULT_CLASSES], batches)
         else:
-            timed = growing(grow, network, task, batches, runtime.device, experts[0], classes)
+            timed = growing(grow, network, mode, task, experts, classes, batches, runtime.device)
         table = measure(architecture, timed, runtime, rounds=rounds)
-        text, name = timings_in_words(table), table_name(architecture, task, grow, experts[0])
+        text, name = timings_in_words(table), table_name(architecture, task, grow, counts)
     print(text)
     _keep(table, name, runtime, out, grow)
 

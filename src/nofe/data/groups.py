@@ -1,7 +1,9 @@
 """Groups of classes that people made."""
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,28 +11,48 @@ from numpy.typing import NDArray
 from nofe.data.dataset import Dataset
 from nofe.errors import UserError
 
+AS_IN = 'write {"birds": ["crow", "wren"], ...}'
+
 
 def group_of_class(groups: str, dataset: Dataset) -> NDArray[np.int64]:
     """By name from the data set, or from a JSON file of {group: [class names]}."""
     if groups in dataset.groups:
         return np.array(dataset.groups[groups])
     try:
-        named: dict[str, list[str]] = json.loads(Path(groups).read_text())
-        listed = [name for names in named.values() for name in names]
-        group_of_name = {name: index for index, names in enumerate(named.values()) for name in names}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        named: Any = json.loads(Path(groups).read_text())
+    except (OSError, ValueError) as error:
         known = ", ".join(dataset.groups) or "none"
         raise UserError(
             f"specialties.groups={groups}: neither a grouping of {dataset.name} ({known}) nor a readable JSON file; "
-            'write one as {"birds": ["crow", "wren"], ...}'
+            f"{AS_IN}"
         ) from error
-    missing = [name for name in dataset.class_names if name not in group_of_name]
-    unknown = group_of_name.keys() - set(dataset.class_names)
-    if missing or unknown:
-        raise UserError(
-            f"{groups}: {len(missing)} classes are in no group and {len(unknown)} names are no class "
-            f"(first: {(missing or sorted(unknown, key=str))[0]}); name every class once"
-        )
-    if len(listed) > len(group_of_name) or len(set(group_of_name.values())) < 2:
-        raise UserError(f"{groups}: a class is in two groups, or there is one group only; name every class once")
+    _require_lists(groups, named)
+    _require_every_class_once(groups, named, dataset.class_names)
+    group_of_name = {name: index for index, names in enumerate(named.values()) for name in names}
     return np.array([group_of_name[name] for name in dataset.class_names])
+
+
+def _require_lists(groups: str, named: Any) -> None:
+    if not isinstance(named, dict):
+        raise UserError(f"{groups}: is not an object of groups; {AS_IN}")
+    for group, names in named.items():
+        if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+            raise UserError(f"{groups}: group {group!r} is not a list of class names; {AS_IN}")
+    if len(named) < 2:
+        raise UserError(f"{groups}: has {len(named)} group; experts need two or more")
+
+
+def _require_every_class_once(groups: str, named: dict[str, list[str]], class_names: tuple[str, ...]) -> None:
+    listed = Counter(name for names in named.values() for name in names)
+    wrong = {
+        "is no class of the data": sorted(listed.keys() - set(class_names)),
+        "is in no group": [name for name in class_names if name not in listed],
+        "is named twice": [name for name, times in listed.items() if times > 1],
+    }
+    said = [
+        f"{names[0]!r} {what}" + (f" ({len(names):,} such names)" if len(names) > 1 else "")
+        for what, names in wrong.items()
+        if names
+    ]
+    if said:
+        raise UserError(f"{groups}: {', '.join(said)}; name every class once, as its folder is called")
