@@ -115,6 +115,34 @@ def test_weights_travel_between_fused_and_reference(name: str, sizes: list[int])
     assert all(torch.equal(a, b) for a, b in zip(fused.parameters(), reference.parameters(), strict=True))
 
 
+def test_weights_that_are_not_all_there_are_loaded_as_far_as_k_modules_would() -> None:
+    """And what is wrong with them is told by the same names, whole networks of more or fewer classes included."""
+    name, trained = "nin-c100", pair("nin-c100", RAGGED)[0]
+    given = trained.state_dict()
+    layer = next(key for key in given if key.startswith("experts.1.") and key.endswith("weight"))
+    damaged = {
+        "missing": {key: tensor for key, tensor in given.items() if key != layer},
+        "unexpected": given | {"experts.0.more.weight": torch.ones(3), "experts.9.out": torch.ones(1)},
+        "too small": given | {layer: torch.zeros(1, dtype=torch.float64)},
+        "other sizes": pair(name, BALANCED)[0].state_dict(),
+    }
+    for kind, tensors in damaged.items():
+        reference, fused = pair(name, RAGGED)
+        told = []
+        for network in (reference, fused):
+            with pytest.raises(RuntimeError) as error:
+                network.load_state_dict(tensors)
+            lines = str(error.value).splitlines()
+            told.append({(line.split()[0], at) for line in lines for at in re.findall(r"experts\.[\w.]+\w", line)})
+        assert told[0] == told[1] != set(), kind
+        features = torch.randn(2, *FEATURES[name], dtype=torch.float64)
+        reference.eval(), fused.eval()
+        torch.testing.assert_close(fused(features), reference(features), msg=kind)
+        if "size" not in str(error.value):
+            answers = [network.load_state_dict(tensors, strict=False) for network in (reference, fused)]
+            assert [sorted(each) for each in answers[0]] == [sorted(each) for each in answers[1]], kind
+
+
 def test_ragged_padding_never_learns() -> None:
     _, fused = pair("resnet56-c100", RAGGED)
     optimizer = torch.optim.SGD(fused.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)

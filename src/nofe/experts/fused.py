@@ -125,10 +125,30 @@ def _parts(flat: Tensor, experts: int) -> Tensor:
     return flat.view(experts, -1, *flat.shape[1:])
 
 
-def _stack_before_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _stack_before_loading(
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    _metadata: object,
+    _strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """What cannot be loaded stays as it is, and is told by the names that K modules would tell it by."""
     assert isinstance(module, FusedExperts)
     named = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
-    state.update({prefix + name: tensor for name, tensor in module.stacked(named).items()})
+    own: dict[str, Tensor] = module.state_dict()
+    fitting = {name: tensor for name, tensor in named.items() if name in own and tensor.shape == own[name].shape}
+    missing.extend(prefix + name for name in own if name not in named)
+    unexpected.extend(prefix + name for name in named if name not in own)
+    errors.extend(
+        f"size mismatch for {prefix}{name}: the weights have {tuple(named[name].shape)}, this network "
+        f"{tuple(tensor.shape)}."
+        for name, tensor in own.items()
+        if name in named and name not in fitting
+    )
+    state.update({prefix + name: tensor for name, tensor in module.stacked(own | fitting).items()})
 
 
 def fuse(branches: Branches) -> FusedExperts:
