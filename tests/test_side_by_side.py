@@ -43,12 +43,15 @@ def test_in_too_little_time_what_may_end_comes_first_and_the_rest_is_named(tmp_p
 
 
 def test_how_long_jobs_take_is_learned_from_those_that_ended(tmp_path: Path) -> None:
-    """Beside the one that goes on, three times as long as alone is too long for the time that is left."""
+    """Three times as long as alone is too long for the time that is left: what is shorter comes first."""
     first = Sleeping("first", tmp_path, lasts=3, expected=1)
     beside = Sleeping("beside", tmp_path, lasts=60, expected=1)
-    second = Sleeping("second", tmp_path, lasts=60, expected=4)
-    outcome = run_side_by_side([first, beside, second], sleep, at_once=2, minutes=0.2)
-    assert (outcome.stopped, outcome.not_begun) == (["beside"], ["second"])
+    long = Sleeping("long", tmp_path, lasts=60, expected=4)
+    short = Sleeping("short", tmp_path, lasts=0.1, expected=1)
+    outcome = run_side_by_side([first, beside, long, short], sleep, at_once=2, minutes=0.2)
+    begun = [note[-1] for note in notes(tmp_path) if note[0] == "begun"]
+    assert begun[2:] == ["short", "long"]
+    assert sorted(outcome.stopped) == ["beside", "long"], "time is not left unused"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -119,12 +119,12 @@ def _run_all(
 def _next(waiting: Sequence[AnyJob], crew: "_Crew[AnyJob]", left: float | None) -> AnyJob | None:
     """The first that shares no stage with one under way (it will find it trained), and that may end in the time left.
 
-    If none may, and nothing else is under way, one that cannot: it goes on from its checkpoint the next time.
+    If none may, the first that cannot: it goes on from its checkpoint the next time, and the device is not left idle.
     """
     busy = set().union(*(job.keys() for job in crew.at_work.values())) - crew.trained
     free = [job for job in waiting if not job.keys() & busy]
     fitting = (job for job in free if left is None or job.seconds(crew.trained) <= left)
-    return next(fitting, free[0] if free and not crew.at_work else None)
+    return next(fitting, free[0] if free else None)
 
 
 class _Crew(Generic[AnyJob]):
