@@ -48,18 +48,16 @@ def test_steps_and_epochs_of_two_machines(tmp_path: Path) -> None:
     assert "| at most 1.15 | 1.150 and 1.161 | [resnet56-c100-train](../benchmarks/" in marks_in_words(tmp_path)
 
 
-def test_of_whole_jobs_the_newest_and_all_of_them(tmp_path: Path) -> None:
+def test_of_whole_jobs_the_newest_and_all_of_them_by_rule(tmp_path: Path) -> None:
     path = tmp_path / GPU / "resnet56-c100-whole-job.json"
-    took = ((250.0, 0.786), (239.2, 0.781), (245.0, 0.784))
-    jobs = [
-        {"seconds": seconds, "parts": {"generalist": 50.0, "experts": 180.0}, "accuracy": top} for seconds, top in took
-    ]
-    write(path, {"jobs": jobs[:1]})
-    started = "the newest (230.0 s once Python has started)"
-    assert list(measured(tmp_path).values()) == [f"250.0 s with 78.60%, {started}"]
+    took = ((250.0, 0.786, "greedy"), (239.2, 0.781, "greedy"), (245.0, 0.784, "exact"))
+    parts = {"generalist": 50.0, "experts": 180.0}
+    jobs = [{"seconds": seconds, "parts": parts, "accuracy": top, "rule": rule} for seconds, top, rule in took]
     write(path, {"jobs": jobs})
-    all_of_them = "of 3 jobs 239.2 to 250.0 s with 78.10% to 78.60%"
-    assert list(measured(tmp_path).values()) == [f"245.0 s with 78.40%, {started}; {all_of_them}"]
+    newest = "245.0 s with 78.40% by exact specialties, the newest (230.0 s once Python has started)"
+    greedy = "greedy, 2 jobs: 239.2 to 250.0 s with 78.10% to 78.60%, on average 78.35%"
+    exact = "exact, 1 jobs: 245.0 to 245.0 s with 78.40% to 78.40%, on average 78.40%"
+    assert list(measured(tmp_path).values()) == [f"{newest}; {greedy}; {exact}"]
 
 
 def test_runs_at_once_are_compared_at_one_share_of_the_gpu(tmp_path: Path) -> None:

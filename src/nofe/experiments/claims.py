@@ -19,6 +19,7 @@ from nofe.experiments.tables import (
 )
 
 SPECTRAL = "spectral clustering of the base's confusion"
+PAPER_RULES = ("fully-balanced", "elasso")
 PEAK = 10  # experts, the best of the paper's Table 1; not chosen by the figures it is compared with
 FEWEST_RUNS = 3  # of each side; fewer say nothing about their spread
 LEVEL = 0.05
@@ -34,7 +35,7 @@ class Comparison:
     words: str
     above: Figures
     below: Figures
-    remark: str = ""
+    why_not_judged: str = ""
 
     @property
     def outcome(self) -> str:
@@ -43,8 +44,8 @@ class Comparison:
             return NOT_MEASURED
         if min(len(self.above), len(self.below)) < FEWEST_RUNS:
             return TOO_FEW
-        if self._learned_nothing():
-            return DID_NOT_LEARN
+        if self.why_not_judged or self._learned_nothing():
+            return NOT_JUDGED
         if chance_of_difference(self.above, self.below) >= LEVEL:
             return TOO_CLOSE
         return HELD if statistics.mean(self.above) > statistics.mean(self.below) else NOT_HELD
@@ -53,27 +54,27 @@ class Comparison:
         """Which runs did; their mean with others that learned is the accuracy of neither."""
         sides = {"first": self.above, "second": self.below}
         idle = {side: sum(each < LEARNED for each in figures) for side, figures in sides.items()}
-        return ", ".join(f"{idle[side]} of {len(sides[side])} of the {side}" for side in sides if idle[side])
+        said = ", ".join(f"{idle[side]} of {len(sides[side])} of the {side}" for side in sides if idle[side])
+        return f"runs learned nothing, {said}, which says nothing about the others" if said else ""
 
     def __str__(self) -> str:
         if self.outcome == NOT_MEASURED:
             return f"{self.words}: {NOT_MEASURED}"
         figures = f"{statistics.mean(self.above):.2f} against {statistics.mean(self.below):.2f}"
         of_runs = f"n={len(self.above)} and {len(self.below)}"
-        if self.outcome != TOO_FEW:
+        if self.outcome not in (TOO_FEW, NOT_JUDGED):
             of_runs += f", p={chance_of_difference(self.above, self.below):.2g}"
-        remarks = [remark for remark in (self.remark, self._learned_nothing()) if remark]
-        remark = f" ({'; '.join(remarks)})" if remarks else ""
-        return f"{self.words}: {figures} ({of_runs}), {self.outcome}{remark}"
+        why = f": {self.why_not_judged or self._learned_nothing()}" if self.outcome == NOT_JUDGED else ""
+        return f"{self.words}: {figures} ({of_runs}), {self.outcome}{why}"
 
 
-HELD, NOT_HELD, TOO_CLOSE, TOO_FEW, NOT_MEASURED, DID_NOT_LEARN = OUTCOMES = (
+HELD, NOT_HELD, TOO_CLOSE, TOO_FEW, NOT_MEASURED, NOT_JUDGED = OUTCOMES = (
     "held",
     "not held",
     "too close to call",
     "too few runs",
     "not measured",
-    "runs that learned nothing, which say nothing about the others",
+    "not judged",
 )
 
 
@@ -93,37 +94,68 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """By the comparisons that have enough runs; one that is too close to call does not bear the claim out."""
-        outcomes = {comparison.outcome for comparison in self.comparisons}
-        decided = outcomes & {HELD, NOT_HELD, TOO_CLOSE}
+        """By the comparisons that are decided: a claim is made of all of them, so one that fails refutes it.
+
+        One that is too close to call does not bear the claim out, nor does it refute it.
+        """
+        outcomes = [comparison.outcome for comparison in self.comparisons]
+        decided = {outcome for outcome in outcomes if outcome in (HELD, NOT_HELD, TOO_CLOSE)}
         if not decided:
-            return TOO_FEW if outcomes & {TOO_FEW, DID_NOT_LEARN} else NOT_MEASURED
-        if HELD in decided:
-            verdict = HELD if decided == {HELD} else "held in part"
-        else:
-            verdict = NOT_HELD if NOT_HELD in decided else TOO_CLOSE
-        return verdict if decided == outcomes else f"{verdict}, as far as measured"
+            return next(outcome for outcome in (NOT_JUDGED, TOO_FEW, NOT_MEASURED) if outcome in outcomes)
+        if NOT_HELD in decided:
+            return NOT_HELD
+        verdict = next(iter(decided)) if len(decided) == 1 else "held in part"
+        return verdict if decided == set(outcomes) else f"{verdict}, as far as measured"
+
+    @property
+    def counts(self) -> str:
+        """How many comparisons came out how, where there are several."""
+        outcomes = [comparison.outcome for comparison in self.comparisons]
+        counted = [f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES if outcome in outcomes]
+        return ", ".join(counted) if len(outcomes) > 1 else ""
 
 
 def judged(index: Index) -> list[Judged]:
     def figure(table: str, label: str) -> Figures:
         return [each.accuracy for each in index.of(row_of(table, label))]
 
-    collapsed = collapsed_in_words(index.of(row_of("table-2", ARGMAX)))
+    collapsed = why_no_experts_are_left(index.of(row_of("table-2", ARGMAX)))
+    learned = figure("table-2", "learned, fully-balanced")
 
     return [
         Judged("Experts beat the base", tuple(_experts_and_base(figure))),
+        Judged("Experts beat the base for every K above two", tuple(_every_k_and_base(figure))),
         Judged(
             "Balance matters",
-            _learned_beside(
-                figure,
-                {"argmax, which nothing balances": ARGMAX, "elasso with little balance": UNEVEN},
-                {ARGMAX: collapsed},
+            (
+                Comparison(
+                    "fully-balanced and argmax, which nothing balances", learned, figure("table-2", ARGMAX), collapsed
+                ),
+                Comparison("fully-balanced and elasso with little balance", learned, figure("table-2", UNEVEN)),
+            ),
+        ),
+        Judged("Equal sizes are slightly better than nearly equal ones", tuple(_equal_and_nearly_equal(figure))),
+        Judged(
+            "Learned specialties beat random and spectral ones",
+            (
+                Comparison("fully-balanced and random ones", learned, figure("table-2", "random, balanced")),
+                Comparison("fully-balanced and spectral clusters", learned, figure("table-2", SPECTRAL)),
             ),
         ),
         Judged(
-            "Learned specialties beat random and spectral ones",
-            _learned_beside(figure, {"random ones": "random, balanced", "spectral clusters": SPECTRAL}, {}),
+            "Learned specialties beat those that people made (the paper: on ImageNet)",
+            (
+                Comparison(
+                    "fully-balanced and 10 pairs of superclasses",
+                    learned,
+                    figure("table-2", "10 pairs of superclasses"),
+                ),
+                Comparison(
+                    "fully-balanced, K=20, and the 20 superclasses",
+                    figure("table-1", "fully-balanced, K=20"),
+                    figure("table-2", "CIFAR-100's 20 superclasses (K=20)"),
+                ),
+            ),
         ),
         Judged(
             "The generalist is needed",
@@ -148,26 +180,39 @@ def judged(index: Index) -> list[Judged]:
     ]
 
 
-def _learned_beside(figure: Figure, others: dict[str, str], remarks: dict[str, str]) -> tuple[Comparison, ...]:
-    """The paper's rule and others of Table 2, by what they are called and by their rows; remarks by row."""
-    learned = figure("table-2", "learned, fully-balanced")
-    return tuple(
-        Comparison(f"fully-balanced and {name}", learned, figure("table-2", row), remarks.get(row, ""))
-        for name, row in others.items()
+def why_no_experts_are_left(measured: Sequence[Measured]) -> str:
+    """Where networks ended with a single expert, what that means for a comparison; else nothing."""
+    left = [len(each.result["specialties"]["specialties"]) for each in measured]
+    if not left or min(left) > 1:
+        return ""
+    asked = measured[0].result["config"]["specialties"]["count"]
+    return (
+        f"one specialty of {asked} had taken all classes, and the generalist learned no more from then on; what is "
+        "left is no uneven network of experts, but one branch on a trunk that was hardly trained"
     )
 
 
-def collapsed_in_words(measured: Sequence[Measured]) -> str:
-    """Where a network ended with fewer experts than it was asked for; else nothing."""
-    asked_and_left = [
-        (each.result["config"]["specialties"]["count"], len(each.result["specialties"]["specialties"]))
-        for each in measured
+def _every_k_and_base(figure: Figure) -> list[Comparison]:
+    """Table 1: all but K=2, of which the paper says that it is comparable."""
+    return [
+        Comparison(
+            f"{rule}, K={count}, and the base", figure("table-1", f"{rule}, K={count}"), figure("table-1", "base")
+        )
+        for rule in PAPER_RULES
+        for count in KS[1:]
     ]
-    fewer = sorted({left for asked, left in asked_and_left if left < asked})
-    if not fewer:
-        return ""
-    left = " or ".join(str(count) for count in fewer)
-    return f"it ended with {left} of {asked_and_left[0][0]} experts: what is left is close to a base"
+
+
+def _equal_and_nearly_equal(figure: Figure) -> list[Comparison]:
+    first, second = PAPER_RULES
+    return [
+        Comparison(
+            f"{first} and {second}, K={count}",
+            figure("table-1", f"{first}, K={count}"),
+            figure("table-1", f"{second}, K={count}"),
+        )
+        for count in KS
+    ]
 
 
 def _experts_and_base(figure: Figure) -> list[Comparison]:
@@ -227,6 +272,6 @@ def inverted_u(figure: Figure) -> list[Comparison]:
             figure("table-1", f"{rule}, K={PEAK}"),
             figure("table-1", f"{rule}, K={end}"),
         )
-        for rule in ("fully-balanced", "elasso")
+        for rule in PAPER_RULES
         for end in (KS[0], KS[-1])
     ]

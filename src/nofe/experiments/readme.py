@@ -4,7 +4,7 @@ import statistics
 
 from nofe.experiments.index import Index
 from nofe.experiments.page import mean_and_deviation
-from nofe.experiments.tables import PAPER_TABLE_3, base_of_same_recipe, row_of
+from nofe.experiments.tables import PAPER_TABLE_3, base_of_same_recipe, label_as_long, row_of
 
 BEGIN, END = "<!-- made by nofe results -->", "<!-- end -->"
 NAMES = {
@@ -18,16 +18,17 @@ NAMES = {
 
 def comparison_table(index: Index) -> str:
     lines = [
-        "| network | base | experts | gain | paper: base | paper: experts |",
-        "|---|---|---|---|---|---|",
+        "| network | base | base, longer | experts | gain | paper: base | paper: experts |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, of_paper in PAPER_TABLE_3.items():
-        base, experts = (
-            [each.accuracy for each in index.of(row)]
-            for row in (base_of_same_recipe(name), row_of("table-3", f"{name}: experts"))
+        longer, of_experts = (row_of("table-3", label) for label in (label_as_long(name), f"{name}: experts"))
+        base, as_long, experts = (
+            [each.accuracy for each in index.of(row)] for row in (base_of_same_recipe(name), longer, of_experts)
         )
         gain = f"{statistics.mean(experts) - statistics.mean(base):+.2f}" if base and experts else ""
-        figures = (mean_and_deviation(base), mean_and_deviation(experts), gain, *(f"{each:.2f}" for each in of_paper))
+        measured = (mean_and_deviation(each) for each in (base, as_long, experts))
+        figures = (*measured, gain, *(f"{each:.2f}" for each in of_paper))
         lines.append("| " + " | ".join((NAMES[name], *figures)) + " |")
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """What was aimed at in speed, beside what was measured: the first table of the page of speed."""
 
 import json
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,13 +88,22 @@ def _epochs(network: str) -> Callable[..., str]:
 
 
 def _whole_job(path: Path) -> str:
-    """The newest, and all of them: none is picked by its accuracy."""
+    """The newest, and all of them by rule: none is picked by its accuracy."""
     jobs = json.loads(path.read_text())["jobs"]
-    seconds, accuracies = [job["seconds"] for job in jobs], [job["accuracy"] for job in jobs]
-    inside = sum(jobs[-1]["parts"].values())
-    newest = f"{seconds[-1]:.1f} s with {accuracies[-1]:.2%}, the newest ({inside:.1f} s once Python has started)"
-    several = f"{min(seconds):.1f} to {max(seconds):.1f} s with {min(accuracies):.2%} to {max(accuracies):.2%}"
-    return f"{newest}; of {len(jobs)} jobs {several}" if len(jobs) > 1 else newest
+    newest = jobs[-1]
+    inside = sum(newest["parts"].values())
+    said = [
+        f"{newest['seconds']:.1f} s with {newest['accuracy']:.2%} by {newest['rule']} specialties, the newest "
+        f"({inside:.1f} s once Python has started)"
+    ]
+    for rule in dict.fromkeys(job["rule"] for job in jobs):
+        of_rule = [job for job in jobs if job["rule"] == rule]
+        seconds, accuracies = ([job[field] for job in of_rule] for field in ("seconds", "accuracy"))
+        said.append(
+            f"{rule}, {len(of_rule)} jobs: {min(seconds):.1f} to {max(seconds):.1f} s with {min(accuracies):.2%} to "
+            f"{max(accuracies):.2%}, on average {statistics.mean(accuracies):.2%}"
+        )
+    return "; ".join(said)
 
 
 def _runs_at_once(*paths: Path) -> str:
