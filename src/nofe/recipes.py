@@ -79,7 +79,8 @@ VGG11 = Recipes(
         augmentation=Augmentation(padding=4, mirror=True),
     ),
 )
-# The release's 49,000, 11,000 and 5,000 steps of 128 images; the paper counts them as if the batch were 100.
+# The release's 49,000, 11,000 and 5,000 steps of 128 images; the paper counts them as if the batch were 100. The base's
+# 220, 10 and 30 epochs, which the paper alone has, are read in the same way: as 130,000 steps, HD-CNN's number, too.
 NIN = Recipes(
     generalist=GeneralistConfig(
         epochs=200, batch=128, rate=0.01, weight_decay=1e-4, augmentation=Augmentation(26, mirror=True)
@@ -93,7 +94,7 @@ NIN = Recipes(
         augmentation=Augmentation(26, mirror=True),
     ),
     base=Recipe(
-        epochs=260,
+        epochs=333,
         drops=(220 / 260, 230 / 260),
         batch=128,
         rate=0.01,

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conftest import small_dataset
-from nofe import runs
-from nofe.architectures import Architecture, Classifier, architecture_named, parameter_count
+from nofe import pipeline, runs
+from nofe.architectures import ARCHITECTURES, Architecture, Classifier, architecture_named, parameter_count
 from nofe.architectures.caffe import convolution, max_pool, multipliers_of, xavier
 from nofe.architectures.nin import NIN_C100
-from nofe.config import to_json
+from nofe.config import RunConfig, to_json, with_settings
 from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
 from nofe.errors import Interrupted, UserError
 from nofe.evaluation import accuracy, mean_probabilities
-from nofe.experiments import hdcnn
+from nofe.experiments import hdcnn, measures, reproduce
 from nofe.experiments.hdcnn import HDCNNConfig, assemble, open_hdcnn, train_hdcnn
 from nofe.experiments.hdcnn_network import (
     HDCNN,
@@ -40,6 +40,7 @@ from nofe.experiments.hdcnn_network import (
 )
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.tables import TABLES
+from nofe.recipes import default_run
 from nofe.runs import Run
 from nofe.specialties import Specialties, random_balanced, spectral
 from nofe.training.recipe import Recipe
@@ -426,6 +427,67 @@ def test_stopped_anywhere_and_resumed_it_ends_the_same(
     assert Run(folder).read(hdcnn.NETWORK) == Run(tmp_path / "run").read(hdcnn.NETWORK)
     again = train_short(tmp_path / "run", resume=True)
     assert again == resumed  # nothing is trained again
+
+
+def test_the_base_of_a_run_serves_as_building_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is trained once, for Table 3 and for HD-CNN: weights and figures are those of the run."""
+    monkeypatch.setitem(ARCHITECTURES, "nin-c100", reduced_nin())
+    dataset = small_dataset(per_class=24)
+    config = with_settings(default_run("nin-c100"), SHORT_BASE)
+    pipeline.train(config, tmp_path / "base", dataset=dataset, runtime=Runtime(CPU))
+    taking = taking_base_of(config)
+    options = {"seed": 3, "run_of_base": tmp_path / "base"}
+    summary = train_short(tmp_path / "run", taking, **options)
+    base = Run(tmp_path / "base")
+    assert Run(tmp_path / "run").read(hdcnn.BUILDING_BLOCK) == base.read(runs.PAPER_BASE)
+    assert summary["building_block"] == {"top_1": base.metrics()[-1]["test_accuracy"], "epochs": 2}
+    assert summary["seconds"]["building-block"] == round(sum(line["seconds"] for line in base.metrics()), 1)
+    assert train_short(tmp_path / "run", taking, resume=True, **options) == summary
+    for wrong in ({"seed": 4}, {"config": dataclasses.replace(SHORT, building_block=short(2, 0.1))}):
+        with pytest.raises(UserError, match="its base has another recipe or seed"):
+            train_short(tmp_path / " ".join(wrong), **{"config": taking, **options, **wrong})
+    other = dataclasses.replace(dataset, test=dataset.train)
+    with pytest.raises(UserError, match="was trained on other images"):
+        train_hdcnn(taking, other, tmp_path / "o", runtime=Runtime(CPU), architecture=reduced_nin(), **options)
+
+
+SHORT_BASE = ["until=base", "base.by=paper", "base.paper.epochs=2", "base.paper.batch=32", "seed=3"]
+SHORT_BASE += ["specialties.count=2", "base.paper.augmentation.crop=32"]
+
+
+def taking_base_of(config: RunConfig) -> HDCNNConfig:
+    assert config.base.paper is not None
+    return dataclasses.replace(SHORT, building_block=config.base.paper)
+
+
+def test_reproducing_it_files_its_base_as_a_row_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "nin-c100", reduced_nin())
+    experiment = next(row.experiment for row in TABLES["hd-cnn"].rows if row.experiment.hdcnn)
+    base = reproduce.base_of_hdcnn(experiment)
+    assert base.name == "nin-c100-base-paper"
+    config = with_settings(experiment.config, SHORT_BASE)
+    short_base = dataclasses.replace(base, config=config)
+    monkeypatch.setattr(reproduce, "base_of_hdcnn", lambda _: short_base)
+    monkeypatch.setattr(reproduce, "_dataset", lambda _: small_dataset(per_class=24))
+
+    def shorter(_: HDCNNConfig, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return train_hdcnn(taking_base_of(config), *arguments, architecture=reduced_nin(), **options)
+
+    monkeypatch.setattr(hdcnn, "train_hdcnn", shorter)
+    workshop = reproduce.Workshop(tmp_path / "runs", tmp_path / "results", tmp_path, "cpu")
+    job = reproduce.Job(dataclasses.replace(experiment, config=config), 3)
+    assert job.keys() >= reproduce.Job(short_base, 3).keys(), "they do not train it at the same time"
+    reproduce.run_job(job, workshop)
+    of_base, of_hdcnn = (
+        json.loads(next((tmp_path / "results").rglob(f"{name}-seed3.json")).read_text())
+        for name in (base.name, experiment.name)
+    )
+    assert of_hdcnn["summary"]["building_block"]["top_1"] == of_base["networks"]["base-paper"]["accuracy"]
+    reproduce.run_job(job, workshop)  # nothing is left to train
+    monkeypatch.setattr(measures, "open_hdcnn", partial(open_hdcnn, architecture=reduced_nin()))
+    monkeypatch.setattr(measures, "EXPERTS_OF_PAPER", 2)
+    networks, _ = measures.networks_to_time([tmp_path / "runs" / job.name])
+    assert networks.keys() == {"hd-cnn", "base", "experts"}, "what it is timed beside is there in any case"
 
 
 def test_another_configuration_is_refused(finished: tuple[Path, dict[str, Any]]) -> None:

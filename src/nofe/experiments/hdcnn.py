@@ -1,7 +1,7 @@
 """HD-CNN on the paper's NIN, trained with the pieces and on the data of the network of experts it is compared with.
 
     images, some held out -> a network whose confusion gives the coarse categories
-    all training images   -> building block network
+    all training images   -> building block network, or one that a run has trained
                           -> a fine component for each coarse category, on the images of its classes
                           -> all of it, jointly
 
@@ -26,6 +26,7 @@ from nofe import config as configuration
 from nofe import runs
 from nofe.architectures import Architecture, Classifier, parameter_count
 from nofe.architectures.nin import NIN_C100
+from nofe.checks import has_same_images
 from nofe.classifier import train_by, train_classifier
 from nofe.data import Dataset
 from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
@@ -82,7 +83,7 @@ class HDCNNConfig:
     consistency: float = 20.0  # lambda
     held_out: float = 0.2  # of the training images, for the confusion
     shared_until: str = "drop1"  # the last shared layer; conv1 to pool1 and its dropout in NIN
-    confusion: Recipe = field(default_factory=lambda: _recipe(52, 0.01, (220 / 260, 230 / 260)))
+    confusion: Recipe = field(default_factory=lambda: _recipe(66, 0.01, (220 / 260, 230 / 260)))
     building_block: Recipe = field(default_factory=_nin_base)
     fine: Recipe = field(default_factory=lambda: _recipe(20, 0.01, (8 / 25, 15 / 25)))  # epochs of its own images
     joint: Recipe = field(default_factory=lambda: _recipe(40, 0.001, (0.5,), batch=256))
@@ -106,8 +107,12 @@ def train_hdcnn(
     resume: bool = False,
     runtime: Runtime | None = None,
     progress: Progress | None = None,
+    run_of_base: Path | None = None,
 ) -> dict[str, Any]:
-    """Train an HD-CNN in the folder `out`; returns its summary. A finished stage is not run again."""
+    """Train an HD-CNN in the folder `out`; returns its summary. A finished stage is not run again.
+
+    The building block network may be the base, by the paper's recipe, of a run on the same images.
+    """
     runtime = runtime or make_runtime()
     progress = progress or Silent()
     _require_fitting(config, architecture, dataset)
@@ -131,10 +136,11 @@ def train_hdcnn(
             journal = Journal(run, runtime, progress)
             task = Task(config, architecture, dataset, train, test, seed, run, runtime, journal)
             categories = find_categories(task)
-            building_block = train_building_block(task)
-            network = train_fine_components(task, building_block, categories)
-            fine_tune(task, network, categories)
-            return summarise(task, network, categories)
+            building_block = train_building_block(task, run_of_base)
+            with runtime.compiling(False):  # few steps, of sizes that no other component or seed has
+                network = train_fine_components(task, building_block, categories)
+                fine_tune(task, network, categories)
+                return summarise(task, network, categories)
 
 
 def is_hdcnn(out: Path) -> bool:
@@ -192,17 +198,35 @@ def find_categories(task: Task) -> CoarseCategories:
     return categories
 
 
-def train_building_block(task: Task) -> Classifier:
+def train_building_block(task: Task, run_of_base: Path | None = None) -> Classifier:
     """NIN over all classes, on all training images: it becomes the coarse component, and the start of the fine ones."""
     network = task.new_classifier("building-block")
-    if not restored(network, task.run, BUILDING_BLOCK, task.runtime.device):
-        task.run.discard(*_files_of_components(task.config))
-        recipe, classes = task.config.building_block, task.dataset.classes
+    if restored(network, task.run, BUILDING_BLOCK, task.runtime.device):
+        return network
+    task.run.discard(*_files_of_components(task.config))
+    recipe, classes = task.config.building_block, task.dataset.classes
+    if run_of_base is not None:
+        _take_base(task, network, Run(run_of_base))
+    else:
         train_classifier(
             "building-block", network, recipe, task.train, task.test, classes, task.seed, task.runtime, task.journal
         )
-        write_weights(network, task.run, BUILDING_BLOCK)
+    write_weights(network, task.run, BUILDING_BLOCK)
     return network
+
+
+def _take_base(task: Task, network: Classifier, donor: Run) -> None:
+    """Its weights, and what was written down of its epochs."""
+    trained = configuration.from_json(donor.read_config())
+    if not (trained.base.paper == task.config.building_block and trained.seed == task.seed):
+        raise UserError(f"{donor.path}: its base has another recipe or seed; name a run with those of the HD-CNN")
+    if not has_same_images(task.dataset, donor):
+        raise UserError(f"{donor.path}: was trained on other images; name a run on those of the HD-CNN")
+    load_weights(network, donor, runs.PAPER_BASE)
+    task.run.forget_metrics("building-block", after_step=-1)
+    for line in donor.metrics():
+        if line["stage"] == "base-paper":
+            task.run.append_metrics(line | {"stage": "building-block"})
 
 
 def assemble(building_block: Classifier, categories: CoarseCategories, shared_until: str) -> HDCNN:

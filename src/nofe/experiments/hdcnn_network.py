@@ -158,6 +158,11 @@ class HDCNN(nn.Module):
         self.register_buffer("member", member, persistent=False)
         self.register_buffer("slot", slot, persistent=False)
 
+    @property
+    def classes(self) -> int:
+        """C."""
+        return int(self.member.shape[1])
+
     def forward(self, images: Tensor) -> Tensor:  # (N, 3, H, W)
         log_probabilities, _ = self.predictions(images)
         return log_probabilities  # (N, C)

@@ -14,6 +14,7 @@ from nofe.architectures.nin import NIN_C100
 from nofe.data.batches import TEN
 from nofe.evaluation import predictions_of
 from nofe.experiments.hdcnn import is_hdcnn, open_hdcnn
+from nofe.experts.network import plant_at_random
 from nofe.loading import open_finished
 from nofe.report.neighbours import neighbours_picture
 from nofe.retrieval import grid_of, retrieve
@@ -22,6 +23,7 @@ from nofe.training.launch import launcher, launches_in, milliseconds
 from nofe.training.runtime import Runtime
 
 QUERIES_SHOWN = 8
+EXPERTS_OF_PAPER = 10  # of NIN-C100
 INFERENCE_BATCHES = (1, 256)
 ROUNDS, SECONDS_A_ROUND = 7, 0.1
 
@@ -47,7 +49,10 @@ def retrieval(run: Path, runtime: Runtime) -> dict[str, Any]:
 
 
 def networks_to_time(runs: Sequence[Path]) -> tuple[dict[str, nn.Module], int]:
-    """Base and experts of some runs, HD-CNN of others, each as one network; and the pixels of an image."""
+    """Base and experts of some runs, HD-CNN of others, each as one network; and the pixels of an image.
+
+    What HD-CNN is compared with is there in any case: a time does not depend on weights.
+    """
     networks: dict[str, nn.Module] = {}
     crop = NIN_C100.input_size
     for run in runs:
@@ -63,6 +68,10 @@ def networks_to_time(runs: Sequence[Path]) -> tuple[dict[str, nn.Module], int]:
         experts.fuse()
         networks |= {"base": base, "experts": experts}
         crop = finished.crop
+    if networks.keys() == {"hd-cnn"}:
+        experts = plant_at_random(NIN_C100, of_paper.classes, EXPERTS_OF_PAPER)
+        experts.fuse()
+        networks |= {"base": NIN_C100.classifier(of_paper.classes), "experts": experts}
     return networks, crop
 
 

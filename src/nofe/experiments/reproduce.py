@@ -35,7 +35,7 @@ SECONDS_AN_EPOCH = {
     "resnet18-cifar": (1.0, 1.3),  # that of the experts, here and below, by their multiplications
     "wrn-28-10": (4.35, 5.4),
 }
-HDCNN_SECONDS = 300.0  # of its stages together: 320 epochs of NIN-C100's base, and 40 of all components, an estimate
+HDCNN_SECONDS = 300.0  # without its base: 66 epochs of NIN-C100, 180 of a tenth, 40 of all components, an estimate
 SECONDS_WORTH_MEASURING = 100.0  # of a run: finding out which kernels suit its experts takes some seconds
 SECONDS_TO_MEASURE = 120.0  # at most
 SECONDS_TO_TIME = 300.0  # the inference of finished runs, at most
@@ -58,12 +58,14 @@ class Job:
         return self.experiment.seeded(self.seed)
 
     def keys(self) -> set[str]:
-        return set(keys_of_experiment(self.experiment, self.seed).values())
+        """Of all that it trains: an HD-CNN, the base that it begins with, too."""
+        keys = set(keys_of_experiment(self.experiment, self.seed).values())
+        return keys | set(stage_keys(self.config).values()) if self.experiment.hdcnn else keys
 
     def made(self, result: Mapping[str, Any]) -> bool:
         """Whether it is of this run, by today's recipe."""
         of_this = (result.get("experiment"), result["config"]["seed"]) == (self.experiment.name, self.seed)
-        return of_this and set(keys_of(result).values()) == self.keys()
+        return of_this and keys_of(result) == keys_of_experiment(self.experiment, self.seed)
 
     def done(self, there: Set[str], results: Sequence[Mapping[str, Any]]) -> bool:
         """Every stage has a figure in some file; what else is measured must be in a file of this very experiment."""
@@ -74,11 +76,9 @@ class Job:
     def seconds(self, trained: Iterable[str] = ()) -> float:
         """What is left of it is likely to take, alone on an H200, when the stages of these keys are there."""
         trained = set(trained)
-        if self.experiment.hdcnn:
-            return 0.0 if self.keys() <= trained else HDCNN_SECONDS
-        epochs = epochs_of(self.config)
-        keys = stage_keys(self.config)
-        return sum(seconds_of(self.config, stage, epochs[stage]) for stage in epochs if keys[stage] not in trained)
+        epochs, keys = epochs_of(self.config), stage_keys(self.config)
+        of_run = sum(seconds_of(self.config, stage, epochs[stage]) for stage in epochs if keys[stage] not in trained)
+        return of_run + (HDCNN_SECONDS if self.experiment.hdcnn and not self.keys() <= trained else 0.0)
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def reproduce(
     outcome = run_side_by_side(jobs, work, at_once=side_by_side, minutes=minutes, say=say)
     unfinished = {*outcome.failed, *outcome.stopped, *outcome.not_begun}
     finished = [job for job in jobs if TIMED in job.experiment.measures and job.name not in unfinished]
-    if finished:
-        _apart(SECONDS_TO_TIME, time_inference, finished, workshop)
+    if finished and not _apart(SECONDS_TO_TIME, time_inference, finished, workshop):
+        say(f"{finished[0].name}: its inference could not be timed; run the command again to try")
     return outcome
 
 
@@ -153,12 +153,14 @@ def require_images(jobs: Sequence[Job]) -> None:
             )
 
 
-def _apart(seconds: float, function: Callable[..., None], *arguments: Any) -> None:
-    """In a process of its own, which leaves the device to others when it ends; it has so long."""
+def _apart(seconds: float, function: Callable[..., None], *arguments: Any) -> bool:
+    """In a process of its own, which leaves the device to others when it ends; it has so long. Whether it did well."""
     process = multiprocessing.get_context("spawn").Process(target=function, args=arguments, daemon=True)
     process.start()
     process.join(seconds)
     process.kill()
+    process.join()
+    return process.exitcode == 0
 
 
 def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
@@ -206,12 +208,23 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     runtime = make_runtime(workshop.device, compile=workshop.compile, kernels="known", checkpoint_seconds=60)
     if runtime.compile is None:
         runtime.compile = runtime.device.type == "cuda"  # kept on disk, and shared by all runs of a network
+    if job.experiment.hdcnn:
+        base = Job(base_of_hdcnn(job.experiment), job.seed)
+        run_job(base, workshop)  # a row of its own: nothing is trained where it is there
     out = workshop.runs / job.name
     config = _at(job.config, workshop)
     name = job.experiment.name
     if job.experiment.hdcnn:
         runtime.use_precision(config.precision)
-        summary = train_hdcnn(HDCNNConfig(), _dataset(config), out, seed=job.seed, resume=True, runtime=runtime)
+        summary = train_hdcnn(
+            HDCNNConfig(),
+            _dataset(config),
+            out,
+            seed=job.seed,
+            resume=True,
+            runtime=runtime,
+            run_of_base=workshop.runs / base.name,
+        )
         path = file_hdcnn(summary, Run(out), config, workshop.results, name)
     else:
         donors = sorted(path for path in workshop.runs.glob("*") if path != out and path.is_dir())
@@ -223,6 +236,12 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     if runtime.device.type == "cuda":
         torch.cuda.empty_cache()
     return path
+
+
+def base_of_hdcnn(experiment: Experiment) -> Experiment:
+    """The row that trains the base alone."""
+    rows = experiments_by_name().values()
+    return next(each for each in rows if each.config == experiment.config and not each.hdcnn)
 
 
 def _is_finished(job: Job, workshop: Workshop) -> bool:
