@@ -819,7 +819,7 @@ def test_results_writes_the_page_and_the_table_of_the_readme_above_it(tmp_path: 
     answer = command("results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path)
     assert answer.code == 0, answer
     text = readme.read_text()
-    assert text.startswith("Before\n<!-- made by nofe results -->\n\n| network | base | experts |")
+    assert text.startswith("Before\n<!-- made by nofe results -->\n\n| network | base | base, longer | experts |")
     assert text.endswith("|\n\n<!-- end -->\nAfter\n")
     readme.write_text("no marks\n")
     command("results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path)

@@ -95,7 +95,7 @@ NIN = Recipes(
     ),
     base=Recipe(
         epochs=333,
-        drops=(220 / 260, 230 / 260),
+        drops=(282 / 333, 295 / 333),
         batch=128,
         rate=0.01,
         weight_decay=1e-3,

@@ -83,7 +83,7 @@ class HDCNNConfig:
     consistency: float = 20.0  # lambda
     held_out: float = 0.2  # of the training images, for the confusion
     shared_until: str = "drop1"  # the last shared layer; conv1 to pool1 and its dropout in NIN
-    confusion: Recipe = field(default_factory=lambda: _recipe(66, 0.01, (220 / 260, 230 / 260)))
+    confusion: Recipe = field(default_factory=lambda: _recipe(66, 0.01, (282 / 333, 295 / 333)))
     building_block: Recipe = field(default_factory=_nin_base)
     fine: Recipe = field(default_factory=lambda: _recipe(20, 0.01, (8 / 25, 15 / 25)))  # epochs of its own images
     joint: Recipe = field(default_factory=lambda: _recipe(40, 0.001, (0.5,), batch=256))
