@@ -8,6 +8,7 @@ import io
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -715,6 +716,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder, summary
 
 
+def test_resuming_from_python_needs_no_settings_again(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained[0], folder)
+    (folder / runs.NETWORK).unlink()
+    again = nofe.train(folder, small_dataset(), resume=True, device="cpu", quiet=True)
+    assert again["networks"]["experts"]["accuracy"] == trained[1]["networks"]["experts"]["accuracy"]
+    assert again["config"] == trained[1]["config"]
+    with pytest.raises(nofe.NofeError, match=r"specialties.count was 3, is 2"):
+        nofe.train(folder, small_dataset(), experts=2, resume=True, device="cpu", quiet=True)
+
+
+def test_a_run_is_not_made_among_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    animals = write_animals(tmp_path / "animals") / "train"
+    monkeypatch.chdir(animals)
+    for verb in ("train", "sweep"):
+        told = refusal(verb, "--dataset", "folder:.", *SHORT)
+        assert "would lie among the images of folder:., and be read as a class; name another folder with --out" in told
+    assert sorted(path.name for path in animals.iterdir()) == sorted(COLOURS)
+
+
 def test_training_on_images_in_memory(trained: tuple[Path, dict[str, Any]]) -> None:
     folder, summary = trained
     assert summary == Run(folder).read_json(runs.SUMMARY)
@@ -833,7 +854,9 @@ def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("nofe.architectures.summaries", interrupted)
-    assert refusal("list", code=130) == "interrupted; run the same command again"
+    assert (
+        refusal("list", code=130) == "interrupted; run the same command again, a training that has begun with --resume"
+    )
 
 
 def test_sweep_takes_what_is_said_of_networks_and_images_to_train() -> None:

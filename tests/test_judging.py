@@ -84,6 +84,24 @@ def test_images_that_are_added_would_have_the_test_images_drawn_anew(tmp_path: P
     assert "the run was trained on images that are there" in refusal("evaluate", run, "--dataset", f"folder:{data}")
 
 
+def test_training_images_are_not_judged_by_where_the_named_test_images_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = split_by_run(tmp_path / "animals")
+    shutil.copytree(data, tmp_path / "judged")
+    monkeypatch.chdir(tmp_path)
+    run = trained(data, tmp_path / "run", "--base", "none", "--set", "data.test=judged")
+    assert not figures(run, "--dataset", "folder:animals")["other_data"]
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    told = refusal("evaluate", run, "--dataset", "folder:../animals")
+    assert "as many images as the run was trained on" in told
+    assert "data.test=judged, is not there; call nofe where that path counts from" in told
+    shutil.copytree(data, tmp_path / "others")
+    (tmp_path / "others" / "ant" / "0.png").unlink()
+    assert figures(run, "--dataset", "folder:../others")["other_data"], "which nobody need have trained on"
+
+
 def test_images_to_test_on_are_the_same_or_are_called_others(changing: Copied) -> None:
     data, run = changing
     (data / "val" / "ant" / "0.png").unlink()
@@ -164,6 +182,15 @@ def test_other_images_are_judged_by_the_names_of_their_classes(given: Copied, tm
     assert found["experts"]["top_1"] == np.mean(right)  # type: ignore[index]
     said = answered("evaluate", run, "--dataset", place)
     assert said.startswith(f"Other data than the run's: {place}, all of its images, as it has no test part.")
+    shutil.copytree(tmp_path / "more", tmp_path / "parts" / "val")
+    in_val = figures(run, "--dataset", f"folder:{tmp_path / 'parts'}")
+    assert in_val["experts"] == found["experts"], "a folder of images to judge by alone"
+    shutil.rmtree(tmp_path / "more" / "bee")
+    lines = answered("evaluate", run, "--dataset", place).splitlines()
+    [head] = [number for number, line in enumerate(lines) if line.startswith("expert  ")]
+    by_expert = [line.split() for line in lines[head + 2 : head + 4]]
+    assert sorted(len(cells) for cells in by_expert) == [3, 6], "no accuracy where there are no images"
+    assert all(len(cells) == 6 for cells in by_expert if cells[2] != "0")
     draw(tmp_path / "more" / "eel" / "one.png", (0, 0, 0))
     assert "class 'eel' is not among the 4 of the run (1 such" in refusal("evaluate", run, "--dataset", place)
 

@@ -154,6 +154,7 @@ def test_floats_are_from_0_to_1_as_in_training(shipped: Path, photos: list[Path]
     assert network.preprocess is not None
     pixels = network.read(photos)
     torch.testing.assert_close(network.preprocess(pixels / 255), network.preprocess(pixels))
+    torch.testing.assert_close(network.preprocess(pixels.numpy()), network.preprocess(pixels))
     for wrong in (pixels.float(), pixels / 255 - 0.5):
         with pytest.raises(UserError, match="floats that are not from 0 to 1; give bytes"):
             network.preprocess(wrong)
@@ -171,3 +172,5 @@ def test_a_network_that_was_shipped_is_judged_on_other_images(run: Path, shipped
     assert alone["images"] == len(names)
     with pytest.raises(UserError, match=r"environment\.json; these are the files of a network that was shipped"):
         runs.Run(shipped).read_json(runs.ENVIRONMENT)
+    with pytest.raises(UserError, match=r"summary\.json; these are the files of a network that was shipped"):
+        runs.Run(shipped).read_json(runs.SUMMARY)

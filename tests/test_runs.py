@@ -252,6 +252,38 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     assert checked == [tmp_path / "a" / "b"]
 
 
+def test_a_run_whose_configuration_is_gone_is_not_written_over(tmp_path: Path) -> None:
+    """Else the default run would be trained there, on other images."""
+    begin(tmp_path / "run")
+    (tmp_path / "run" / runs.CONFIG).unlink()
+    for resume in (True, False):
+        with pytest.raises(UserError, match=r"config.json: is gone from a run that has begun; put it back"):
+            begin(tmp_path / "run", resume=resume)
+    with pytest.raises(UserError, match=r"there is no finished config.json; put the old one back"):
+        Run(tmp_path / "run").read(runs.CONFIG)
+
+
+def test_input_that_is_refused_leaves_no_folder_behind(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        with pytest.raises(UserError, match="misspelt"), open_run(path, resume=False, check=lambda _: None):
+            raise UserError("misspelt")
+
+    fail(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    fail(tmp_path / "mine")
+    assert (tmp_path / "mine").exists(), "who made it may want it"
+
+    def begin_and_fail() -> None:
+        with open_run(tmp_path / "begun", resume=False, check=lambda _: None) as run:
+            run.write_json(runs.CONFIG, {})
+            raise UserError("late")
+
+    with pytest.raises(UserError, match="late"):
+        begin_and_fail()
+    assert Run(tmp_path / "begun").has(runs.CONFIG)
+
+
 def test_a_run_that_may_not_go_on_is_not_touched(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}

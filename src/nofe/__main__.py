@@ -27,7 +27,7 @@ def main() -> None:
     except NofeError as error:
         sys.exit(error.exit_code if error.told else _fail(str(error), error.exit_code))
     except KeyboardInterrupt:
-        sys.exit(_fail("interrupted; run the same command again", INTERRUPTED))
+        sys.exit(_fail("interrupted; run the same command again, a training that has begun with --resume", INTERRUPTED))
     except Exception as error:
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             advice = "train it with --no-compile, time it with --mode eager"

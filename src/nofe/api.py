@@ -12,29 +12,33 @@ from nofe.data import Dataset
 from nofe.data.pairs import Pairs, dataset_of_pairs, parts_of
 from nofe.errors import UserError
 from nofe.pipeline import train as run_pipeline
-from nofe.recipes import DEMO_ARCHITECTURE, DEMO_DATASET, configured
+from nofe.recipes import configured_or_resumed
 from nofe.training.progress import Silent, progress_for_this_output
 from nofe.training.runtime import launched_runtime
 
 
 def configure(
-    dataset: str = DEMO_DATASET,
-    architecture: str | Build = DEMO_ARCHITECTURE,
+    dataset: str | None = None,
+    architecture: str | Build | None = None,
     experts: int | None = None,
     rule: str | None = None,
-    seed: int = 0,
-    data_root: Path | str = "data",
+    seed: int | None = None,
+    data_root: Path | str | None = None,
     settings: Mapping[str, Any] | None = None,
     recipe: str | None = None,
+    *,
+    going_on_in: Path | None = None,
 ) -> RunConfig:
     """The recipe named, or the architecture's, or where weights are given `finetune`.
 
-    Fields of `settings` are replaced ({"generalist.epochs": 5}).
+    Fields of `settings` are replaced ({"generalist.epochs": 5}). Where a run is gone on with, what is not given is as
+    the run has it.
     """
-    architecture = name_of(architecture)
-    trust(architecture)
+    name = None if architecture is None else name_of(architecture)
+    if name is not None:
+        trust(name)
     chosen: dict[str, Any] = {
-        "architecture": architecture,
+        "architecture": name,
         "data.name": dataset,
         "data.root": data_root,
         "recipe": recipe,
@@ -42,18 +46,19 @@ def configure(
         "specialties.rule": rule,
         "seed": seed,
     }
-    return configured(chosen, [as_setting(name, value) for name, value in (settings or {}).items()])
+    given = [as_setting(field, value) for field, value in (settings or {}).items()]
+    return configured_or_resumed(chosen, given, going_on_in, resume=going_on_in is not None)
 
 
 def train(
     out: Path | str,
-    dataset: str | Dataset | Pairs | tuple[Pairs, Pairs] = DEMO_DATASET,
-    architecture: str | Build = DEMO_ARCHITECTURE,
+    dataset: str | Dataset | Pairs | tuple[Pairs, Pairs] | None = None,
+    architecture: str | Build | None = None,
     experts: int | None = None,
     *,
     rule: str | None = None,
-    seed: int = 0,
-    data_root: Path | str = "data",
+    seed: int | None = None,
+    data_root: Path | str | None = None,
     class_names: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     recipe: str | None = None,
@@ -73,17 +78,20 @@ def train(
     too, or a Python data set of (image, label) pairs, such as torchvision's, or one for training and one for testing,
     whose classes `class_names` names where they do not; `architecture` a function or class of a module that gives an
     nn.Module for a number of classes, known to the run as python:MODULE:NAME. Load the result with `nofe.load(out)`.
-    In a script that torchrun starts, its processes train together, and each has the summary.
+    With `resume` a run in `out` is gone on with: what is not given is as the run has it, images in memory apart. In a
+    script that torchrun starts, its processes train together, and each has the summary.
     """
-    parts = None if isinstance(dataset, str | Dataset) else parts_of(dataset)
+    out = Path(out).expanduser()
+    parts = None if dataset is None or isinstance(dataset, str | Dataset) else parts_of(dataset)
     if parts is None and class_names is not None:
         raise UserError("class_names: is for pairs of image and label; this data set names its classes, leave it out")
-    name = dataset if isinstance(dataset, str) else _name_of(dataset)
-    architecture = name_of(architecture)
+    name = dataset if dataset is None or isinstance(dataset, str) else _name_of(dataset)
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
-    config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe)
+    going_on_in = out if resume else None
+    config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe, going_on_in=going_on_in)
     if parts is not None:
-        size = architecture_named(architecture).image_size
+        assert name is not None
+        size = architecture_named(config.architecture).image_size
         dataset = dataset_of_pairs(
             *parts,
             image_size=size,
@@ -103,7 +111,7 @@ def train(
     ) as runtime:
         return run_pipeline(
             config,
-            Path(out),
+            out,
             resume=resume,
             runtime=runtime,
             progress=Silent() if quiet else progress_for_this_output(),

@@ -14,6 +14,7 @@ from nofe.architectures.pretrained import read_weights, require_fitting_weights
 from nofe.config import GROUPS, WEIGHTS, RunConfig, architecture_of
 from nofe.data import Dataset, is_listed
 from nofe.data.groups import group_of_class
+from nofe.data.layouts import require_outside
 from nofe.data.pictures import fraction_of
 from nofe.errors import UserError
 from nofe.files import sha256_of
@@ -22,6 +23,13 @@ from nofe.specialties import wordnet_specialties
 from nofe.stages import recipe_of_stage
 from nofe.training.ranks import Ranks
 from nofe.training.recipe import Recipe, recipe_field
+
+
+def require_outside_images(config: RunConfig, out: Path) -> None:
+    """That the folder of a run is not among the images that it is to read."""
+    kind, _, path = config.data.name.partition(":")
+    if kind == "folder":
+        require_outside(Path(path), out)
 
 
 def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:

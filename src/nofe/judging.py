@@ -63,6 +63,7 @@ def images_to_judge_by(
     listing = list_images(data.name, test=NOTHING_HELD_OUT)
     knows_its_images = run.has(runs.ENVIRONMENT)  # a network that was shipped does not
     if knows_its_images and listing.class_names == class_names and _has_as_many(listing, config.data, run):
+        _require_named_test_images(listing, config.data, run)
         with suppress(UserError):  # such as an unreadable training image, which other data may have
             dataset = images_of_finished_run(replace(config, data=data), run, runtime)
             if has_same_images(dataset, run):
@@ -73,6 +74,19 @@ def images_to_judge_by(
             "can no longer be told; put new images into a folder of their own and name that"
         )
     return _of_listing(listing, data, class_names, image_size, runtime)
+
+
+def _require_named_test_images(listing: Listing, data: DataConfig, run: Run) -> None:
+    """Where these seem to be the run's own training images, and its test images, in a folder of their own, are gone."""
+    described = run.read_json(runs.ENVIRONMENT)["data"]
+    trained = described.get("images", {}).get("train", 0) + len(described.get("unreadable", {}).get("train", ()))
+    is_named = fraction_of(data.test) is None and not Path(data.test).expanduser().is_dir()
+    if is_named and listing.test is None and len(listing.train) == trained:
+        raise UserError(
+            f"--dataset {listing.name}: as many images as the run was trained on, and the folder of those it was "
+            f"judged by, data.test={data.test}, is not there; call nofe where that path counts from, or name other "
+            "images"
+        )
 
 
 def _of_known_data(data: DataConfig, class_names: Sequence[str], image_size: int, run: Run) -> ToJudgeBy:

@@ -80,8 +80,9 @@ class FinishedRun:
         """
         return torch.from_numpy(read_photos(photos, self.mean.shape[-1]))
 
-    def preprocess(self, images: Tensor) -> Tensor:
+    def preprocess(self, images: Tensor | NDArray[Any]) -> Tensor:
         """Bytes (N, 3, H, W), or floats from 0 to 1 as `nofe.train` takes them, to what the network reads."""
+        images = torch.as_tensor(images)
         if tuple(images.shape[1:]) != self.mean.shape:
             wanted = ", ".join(map(str, self.mean.shape))
             raise UserError(

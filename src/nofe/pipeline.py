@@ -18,7 +18,12 @@ from torch import nn
 from nofe import runs
 from nofe.architectures import Classifier
 from nofe.architectures.pretrained import read_weights, start_from
-from nofe.checks import is_data_elsewhere, require_same_config_but_place, require_same_images
+from nofe.checks import (
+    is_data_elsewhere,
+    require_outside_images,
+    require_same_config_but_place,
+    require_same_images,
+)
 from nofe.classifier import train_classifier
 from nofe.compiling import choose_kernels, experts_compiled_ahead, is_generalist_compiled
 from nofe.config import RunConfig, SpecialtiesConfig
@@ -73,6 +78,7 @@ def train(
     ranks = runtime.ranks
     progress = progress if progress and ranks.rank == 0 else Silent()
     check = partial(require_same_config_but_place, config)
+    ranks.first(lambda: require_outside_images(config, out))
     with open_shared_run(out, resume=resume, check=check, ranks=ranks) as run:
         if run.has(runs.SUMMARY) and not run.damaged():
             is_read = dataset is not None or is_data_elsewhere(config, run)

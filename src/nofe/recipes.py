@@ -6,15 +6,17 @@ stand at the end.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from nofe.architectures import ARCHITECTURES, Architecture, architecture_named
 from nofe.architectures.matched import MATCHED
-from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig, as_setting, with_settings
+from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig, as_setting, from_json, with_settings
 from nofe.data.batches import Augmentation
 from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
+from nofe.runs import CONFIG, Run
 from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
 
@@ -323,6 +325,17 @@ def configured(chosen: Mapping[str, Any], settings: Sequence[str] = ()) -> RunCo
         chosen.get("recipe") or recipe_for(weights),
     )
     return with_settings(config, given)
+
+
+def configured_or_resumed(
+    chosen: Mapping[str, Any], settings: Sequence[str], out: Path | None, *, resume: bool
+) -> RunConfig:
+    """The configuration of the run that is gone on with, or a new one, with what is chosen."""
+    if out is None or not resume or not (out / CONFIG).exists():
+        return configured(chosen, settings)
+    if (recipe := chosen.get("recipe")) is not None:
+        raise UserError(f"--recipe {recipe}: the run in {out} has its own; leave it out to go on with that run")
+    return with_settings(from_json(Run(out).read_config()), [*as_settings(chosen), *settings])
 
 
 def as_settings(chosen: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,10 @@ class Run:
                 f"the run was to end before it (until={until}); train on in another folder, with nofe train --reuse "
                 f"{self.path}"
             )
-        if name == ENVIRONMENT and self.has(NETWORK):
+        if self.file(NETWORK).exists() and not any(self.file(left).exists() for left in (ENVIRONMENT, METRICS)):
             return "these are the files of a network that was shipped; use the folder of the run that it is from"
+        if name in GIVEN and name in self._manifest():
+            return "put the old one back, or start a new run"
         return f"is the run complete? go on with nofe train --out {self.path} --resume"
 
     def read_json(self, name: str) -> Any:
@@ -183,12 +185,27 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
         raise UserError(f"{path}: is a file, not a folder; name another folder with --out")
     if not started:
         _refuse_other_content(path)
+        if CONFIG in Run(path)._manifest():
+            raise UserError(f"{path / CONFIG}: is gone from a run that has begun; put it back, or name another folder")
+    was_there = path.exists()
     _make(path)
-    with _locked(path):
-        run = Run(path)
-        if started:
-            check(run)
-        yield run
+    try:
+        with _locked(path):
+            run = Run(path)
+            if started:
+                check(run)
+            yield run
+    finally:
+        if not was_there:
+            _remove_if_nothing_has_begun(path)
+
+
+def _remove_if_nothing_has_begun(path: Path) -> None:
+    """The next run is not to find its name taken by one whose input was refused."""
+    with suppress(OSError):
+        if [entry.name for entry in path.iterdir()] == [LOCK]:
+            (path / LOCK).unlink()
+            path.rmdir()
 
 
 def _make(path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nofe import runs
-from nofe.checks import differences_from_run, require_fitting, require_same_config
+from nofe.checks import differences_from_run, require_fitting, require_outside_images, require_same_config
 from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import is_listed
 from nofe.errors import UserError
@@ -67,6 +67,8 @@ def sweep(
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Train them in folders of their own in `folder`; what is there already is gone on with, or left as it is."""
+    for job in jobs:
+        require_outside_images(job.config, folder / job.name)
     require_fitting_jobs(jobs, folder)
     work = partial(_train, folder=folder, options=options)
     return run_side_by_side(jobs, work, at_once=at_once, minutes=minutes, say=say)

@@ -97,6 +97,16 @@ def test_converted_at_a_stage_or_a_block_of_it(name: str, cut: str) -> None:
     assert not [path for path in network.trunk.state_dict() if path.startswith(cut + ".")]
 
 
+def test_a_layer_of_a_sequence_may_be_named_by_its_number() -> None:
+    layers = (nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 6))
+    model = nn.Sequential(*layers).eval()
+    by_number, by_name = (nofe.convert(model, HALVES, cut=cut) for cut in (2, "2"))
+    assert by_number.state_dict().keys() == by_name.state_dict().keys()
+    torch.testing.assert_close(by_number(some_images()), model(some_images()))
+    with pytest.raises(UserError, match="cut=77: Sequential has no such layer"):
+        nofe.convert(model, HALVES, cut=77)
+
+
 def test_converted_without_a_cut_the_trunk_is_kept_and_the_branches_are_new() -> None:
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=100)  # of other classes than the experts

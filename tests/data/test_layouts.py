@@ -11,7 +11,7 @@ from PIL import Image
 
 from conftest import small_run
 from nofe.data.folder import load_listing
-from nofe.data.layouts import list_folder
+from nofe.data.layouts import list_folder, require_outside
 from nofe.data.pack import PackSettings, listing_of_arrays, pack
 from nofe.data.pictures import Listing
 from nofe.data.shards import list_shards
@@ -75,7 +75,9 @@ def test_a_folder_of_test_images_can_be_named(tmp_path: Path) -> None:
         (str(tmp_path / "judged/ant/x.png"), "ant"),
         (str(tmp_path / "judged/bee/y.png"), "bee"),
     }
-    assert "data.test=nowhere: neither a fraction nor a folder" in refusal(tmp_path / "photos", test="nowhere")
+    assert "data.test=nowhere: neither a fraction such as 0.2 nor a folder that is there" in refusal(
+        tmp_path / "photos", test="nowhere"
+    )
     assert "data.test=1.5: out of range" in refusal(tmp_path / "photos", test="1.5")
 
 
@@ -278,3 +280,16 @@ def test_tiny_imagenet_with_parts_missing(tiny: Path) -> None:
     assert f"{annotations}: no such file, and no class folders" in refusal(tiny)
     (tiny / "wnids.txt").write_text("n01\nn44\n")
     assert f"{tiny}/train/n44: no such folder, and wnids.txt names it" in refusal(tiny)
+
+
+def test_a_run_is_not_made_among_the_images(tmp_path: Path) -> None:
+    """It would be a class of the next one, or keep this one from finding its classes."""
+    for folder in ("flat/ant", "flat/bee", "parts/train/ant", "parts/val/ant", "alone/train/ant"):
+        (tmp_path / folder).mkdir(parents=True)
+    for place in ("flat/runs/first", "flat/ant/run", "parts/train/run", "parts/val/x/run", "alone/runs"):
+        with pytest.raises(UserError, match=r"would lie among the images of folder:.*; name another folder with --out"):
+            require_outside(tmp_path / place.split("/")[0], tmp_path / place)
+    for place in ("parts/runs/first", "runs", "flats"):
+        require_outside(tmp_path / "parts", tmp_path / place)
+        require_outside(tmp_path / "missing", tmp_path / place)
+    require_outside(tmp_path / "flat", tmp_path / "flats")

@@ -291,3 +291,8 @@ def test_a_shard_that_was_changed_or_lost_is_named(photos: Path, tmp_path: Path)
     shard.unlink()
     with pytest.raises(UserError, match=r"train-000001.tar: no such file, and manifest.json lists it"):
         list_shards(tmp_path)
+    shard.write_bytes(content)
+    for judged in tmp_path.glob("test-*.tar"):
+        judged.unlink()
+    with pytest.raises(UserError, match=r"test-000000.tar: no such file, and manifest.json lists it"):
+        list_shards(tmp_path)  # and not judged by training images

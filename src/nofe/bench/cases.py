@@ -38,7 +38,8 @@ def cases(
     for name, chosen, known in (("network", networks, NETWORKS), ("mode", modes, MODES), ("task", tasks, TASKS)):
         unknown = set(chosen or ()) - set(known)
         if unknown:
-            raise UserError(f"--{name} {sorted(unknown)[0]}: unknown; choose from {', '.join(known)}")
+            alone = "; or update or losses, alone" if name == "task" else ""
+            raise UserError(f"--{name} {sorted(unknown)[0]}: unknown; choose from {', '.join(known)}{alone}")
     combined = product(tasks or USUAL_TASKS, batches, classes, modes or MODES, networks or NETWORKS, experts)
     made = [Case(network, mode, task, c, 0 if network == "base" else k, n) for task, n, c, mode, network, k in combined]
     return list(dict.fromkeys(made))

@@ -121,18 +121,10 @@ def _configured(
     chosen: Mapping[str, Any], settings: list[str], out: Path | None, resume: bool, ranks: "Ranks"
 ) -> "tuple[RunConfig, Path]":
     """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
-    from nofe import runs
-    from nofe.config import from_json, with_settings
-    from nofe.errors import UserError
-    from nofe.recipes import as_settings, configured
-    from nofe.runs import Run
+    from nofe.recipes import configured_or_resumed
 
-    if out is not None and resume and (out / runs.CONFIG).exists():
-        if (recipe := chosen.get("recipe")) is not None:
-            raise UserError(f"--recipe {recipe}: the run in {out} has its own; leave it out to go on with that run")
-        config = with_settings(from_json(Run(out).read_config()), [*as_settings(chosen), *settings])
-    else:
-        config = configured(chosen, settings)
+    out = None if out is None else out.expanduser()
+    config = configured_or_resumed(chosen, settings, out, resume=resume)
     if out is None:
         kind = config.data.name.partition(":")[0]
         architecture = re.sub(r"[^\w.-]+", "-", config.architecture)

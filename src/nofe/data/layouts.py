@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
-from nofe.data.pictures import DEFAULT_TEST, Files, Listing, fraction_of
+from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, Files, Listing, fraction_of
 from nofe.data.unreadable import some_of
 from nofe.errors import UserError
 
@@ -58,10 +58,15 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
     if fraction_of(test) is None:
         named = Path(test).expanduser()
         if not named.is_dir():
-            raise UserError(f"data.test={test}: neither a fraction nor a folder; use one such as {DEFAULT_TEST}")
+            raise UserError(
+                f"data.test={test}: neither a fraction such as {DEFAULT_TEST} nor a folder that is there; a path "
+                "counts from the folder that nofe is called in"
+            )
     folders = subfolders(path)
     train, given = part_of(folders, TRAIN_FOLDERS), part_of(folders, TEST_FOLDERS)
     if train is None:
+        if given is not None and test == NOTHING_HELD_OUT:
+            return path / given, None  # to judge by, without anything to train on
         if given is not None:
             raise UserError(f"{path}: has no train/ folder; put the training images into {path / 'train' / 'CLASS'}")
         if named is not None and named.resolve().is_relative_to(path.resolve()):
@@ -83,6 +88,20 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
             f"classes into {path / 'train'}"
         )
     return path / train, None
+
+
+def require_outside(path: Path, place: Path) -> None:
+    """That a folder to be made at this place is not taken for a class of the images below `path`."""
+    images, place = path.expanduser().resolve(), place.expanduser().resolve()
+    if not images.is_dir() or not place.is_relative_to(images) or place == images:
+        return
+    folders, first = subfolders(images), place.relative_to(images).parts[0]
+    train, judged = part_of(folders, TRAIN_FOLDERS), part_of(folders, TEST_FOLDERS)
+    if train is None or judged is None or first in (train, judged):
+        raise UserError(
+            f"{place.relative_to(images)}: would lie among the images of folder:{path}, and be read as a class; name "
+            "another folder with --out"
+        )
 
 
 def part_of(folders: Sequence[str], names: Sequence[str]) -> str | None:

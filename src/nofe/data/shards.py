@@ -36,6 +36,7 @@ def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
     manifest = read_manifest(path)
     if manifest is not None and not manifest.get("complete"):
         raise UserError(f"{path}: is not packed to its end; go on with the same nofe pack command")
+    _require_all(path, manifest)
     indices = {part: [shard_index(shard) for shard in files] for part, files in shards.items()}
     every_label = np.concatenate([index.labels for part in indices.values() for index in part])
     class_names = _class_names(path, manifest, every_label)
@@ -185,11 +186,14 @@ def _checksums(files: Sequence[Path], manifest: dict[str, Any] | None) -> list[s
             reason = "is not in" if known is None else f"has {size:,} bytes and not the {known['bytes']:,} of"
             raise UserError(f"{file}: {reason} {MANIFEST}; pack again, or put the right shard there")
         checksums.append(known["sha256"] if known else f"{file.name} {size}")
-    prefixes = {file.name.split("-")[0] for file in files}
-    lost = sorted(name for name in listed if name.split("-")[0] in prefixes)
-    if lost:
-        raise UserError(f"{files[0].parent / lost[0]}: no such file, and {MANIFEST} lists it; run nofe pack again")
     return checksums
+
+
+def _require_all(path: Path, manifest: dict[str, Any] | None) -> None:
+    """That are listed: without its test shards a set would be judged by images of its training shards."""
+    for shard in (manifest or {}).get("shards", []):
+        if not (path / shard["file"]).exists():
+            raise UserError(f"{path / shard['file']}: no such file, and {MANIFEST} lists it; run nofe pack again")
 
 
 def _groups(manifest: dict[str, Any] | None, classes: int) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ Branch = Callable[[int], nn.Module]
 def convert(
     model: nn.Module,
     specialties: Specialties | npt.ArrayLike,
-    cut: str | None = None,
+    cut: str | int | None = None,
     branch: Branch | None = None,
     width: float = 1.0,
     *,
@@ -37,6 +37,7 @@ def convert(
     `width` scales the layers inside a branch. `image_size` is the side of the images that the model reads, found by
     trying 224, 32 and others if it is not given.
     """
+    cut = "" if cut is None else str(cut)
     _require_callables(model, branch)
     if not isinstance(specialties, Specialties):
         specialties = Specialties(specialties)
@@ -44,7 +45,7 @@ def convert(
     with torch.device("meta"):
         structure = copy.deepcopy(model).to("meta")
     name = type(model).__name__
-    plan = plan_of(copy.deepcopy(structure), torch.zeros(1, 3, size, size, device="meta"), name, cut=cut or "")
+    plan = plan_of(copy.deepcopy(structure), torch.zeros(1, 3, size, size, device="meta"), name, cut=cut)
     if branch is not None:
         branch = _checked(branch, plan.features)
     last = plan.classifier
@@ -61,8 +62,8 @@ def convert(
         drawn_anew(again)
         return again
 
-    from_model = adapted(copied, name, size, cut=cut or "", branch=branch)
-    new = adapted(drawn, name, size, cut=cut or "", branch=branch)
+    from_model = adapted(copied, name, size, cut=cut, branch=branch)
+    new = adapted(drawn, name, size, cut=cut, branch=branch)
     width_of = with_branch_width(from_model if cut else new, width)
     trunk = from_model.trunk()
     experts = [width_of.branch(int(count)) for count in specialties.sizes]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from nofe.architectures import Architecture
@@ -27,7 +28,7 @@ class NetworkOfExperts(WithTrunk):
 
     class_names: tuple[str, ...] = ()  # where the network comes from a run
     read: Callable[[Any], Tensor] | None = None  # photos to bytes; likewise
-    preprocess: Callable[[Tensor], Tensor] | None = None  # bytes to what forward reads; likewise
+    preprocess: Callable[[Tensor | NDArray[Any]], Tensor] | None = None  # bytes to what forward reads; likewise
 
     def __init__(self, trunk: nn.Module, experts: list[nn.Module], specialties: Specialties) -> None:
         super().__init__()

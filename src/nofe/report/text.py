@@ -108,9 +108,10 @@ def evaluation_in_words(figures: dict[str, Any]) -> str:
             f"{each['specialty']}",
             f"{each['classes']}",
             f"{each['images']:,}",
-            f"{each['accuracy']:.2%}",
-            f"{each['confused_inside']:.2%}",
-            f"{each['confused_across']:.2%}",
+            *(
+                f"{each[share]:.2%}" if each["images"] else ""
+                for share in ("accuracy", "confused_inside", "confused_across")
+            ),
         )
         for each in figures["specialties"]
     ]
