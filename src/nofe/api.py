@@ -18,7 +18,7 @@ from nofe.training.runtime import launched_runtime
 
 
 def configure(
-    dataset: str | None = None,
+    dataset: str = "",
     architecture: str | Build | None = None,
     experts: int | None = None,
     rule: str | None = None,
@@ -39,7 +39,7 @@ def configure(
         trust(name)
     chosen: dict[str, Any] = {
         "architecture": name,
-        "data.name": dataset,
+        "data.name": dataset or None,
         "data.root": data_root,
         "recipe": recipe,
         "specialties.count": experts,
@@ -52,7 +52,7 @@ def configure(
 
 def train(
     out: Path | str,
-    dataset: str | Dataset | Pairs | tuple[Pairs, Pairs] | None = None,
+    dataset: str | Dataset | Pairs | tuple[Pairs, Pairs] = "",
     architecture: str | Build | None = None,
     experts: int | None = None,
     *,
@@ -74,23 +74,22 @@ def train(
 ) -> dict[str, Any]:
     """Train base, generalist and network of experts in the folder `out`; returns the summary of the run.
 
-    `dataset`, `architecture` and `recipe` are names (see `nofe list`). `dataset` may be a `nofe.Dataset` in memory,
-    too, or a Python data set of (image, label) pairs, such as torchvision's, or one for training and one for testing,
-    whose classes `class_names` names where they do not; `architecture` a function or class of a module that gives an
-    nn.Module for a number of classes, known to the run as python:MODULE:NAME. Load the result with `nofe.load(out)`.
-    With `resume` a run in `out` is gone on with: what is not given is as the run has it, images in memory apart. In a
-    script that torchrun starts, its processes train together, and each has the summary.
+    `dataset`, `architecture` and `recipe` are names (see `nofe list`), by default those of the demo. `dataset` may be a
+    `nofe.Dataset` in memory, too, or a Python data set of (image, label) pairs, such as torchvision's, or one for
+    training and one for testing, whose classes `class_names` names where they do not; `architecture` a function or
+    class of a module that gives an nn.Module for a number of classes, known to the run as python:MODULE:NAME. Load the
+    result with `nofe.load(out)`. With `resume` a run in `out` is gone on with: what is not given is as the run has it,
+    images in memory apart. In a script that torchrun starts, its processes train together, and each has the summary.
     """
     out = Path(out).expanduser()
-    parts = None if dataset is None or isinstance(dataset, str | Dataset) else parts_of(dataset)
+    parts = None if isinstance(dataset, str | Dataset) else parts_of(dataset)
     if parts is None and class_names is not None:
         raise UserError("class_names: is for pairs of image and label; this data set names its classes, leave it out")
-    name = dataset if dataset is None or isinstance(dataset, str) else _name_of(dataset)
+    name = dataset if isinstance(dataset, str) else _name_of(dataset)
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     going_on_in = out if resume else None
     config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe, going_on_in=going_on_in)
     if parts is not None:
-        assert name is not None
         size = architecture_named(config.architecture).image_size
         dataset = dataset_of_pairs(
             *parts,
