@@ -21,6 +21,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Whatever ran before in this process: what is drawn does not depend on how tests were shared out."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _kernels_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Measured once for all tests and the processes they start, and not kept among the user's."""
