@@ -47,7 +47,7 @@ def configure(
         "seed": seed,
     }
     given = [as_setting(field, value) for field, value in (settings or {}).items()]
-    return configured_or_resumed(chosen, given, going_on_in, resume=going_on_in is not None)
+    return configured_or_resumed(chosen, given, going_on_in)
 
 
 def train(

@@ -327,15 +327,13 @@ def configured(chosen: Mapping[str, Any], settings: Sequence[str] = ()) -> RunCo
     return with_settings(config, given)
 
 
-def configured_or_resumed(
-    chosen: Mapping[str, Any], settings: Sequence[str], out: Path | None, *, resume: bool
-) -> RunConfig:
-    """The configuration of the run that is gone on with, or a new one, with what is chosen."""
-    if out is None or not resume or not (out / CONFIG).exists():
+def configured_or_resumed(chosen: Mapping[str, Any], settings: Sequence[str], going_on_in: Path | None) -> RunConfig:
+    """The configuration of the run that is gone on with, if there is one, or a new one, with what is chosen."""
+    if going_on_in is None or not (going_on_in / CONFIG).exists():
         return configured(chosen, settings)
     if (recipe := chosen.get("recipe")) is not None:
-        raise UserError(f"--recipe {recipe}: the run in {out} has its own; leave it out to go on with that run")
-    return with_settings(from_json(Run(out).read_config()), [*as_settings(chosen), *settings])
+        raise UserError(f"--recipe {recipe}: the run in {going_on_in} has its own; leave it out to go on with that run")
+    return with_settings(from_json(Run(going_on_in).read_config()), [*as_settings(chosen), *settings])
 
 
 def as_settings(chosen: Mapping[str, Any]) -> list[str]:

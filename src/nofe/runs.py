@@ -189,15 +189,15 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
             raise UserError(f"{path / CONFIG}: is gone from a run that has begun; put it back, or name another folder")
     was_there = path.exists()
     _make(path)
-    try:
-        with _locked(path):
-            run = Run(path)
+    with _locked(path):
+        run = Run(path)
+        try:
             if started:
                 check(run)
             yield run
-    finally:
-        if not was_there:
-            _remove_if_nothing_has_begun(path)
+        finally:
+            if not was_there:
+                _remove_if_nothing_has_begun(path)
 
 
 def _remove_if_nothing_has_begun(path: Path) -> None:

@@ -124,7 +124,7 @@ def _configured(
     from nofe.recipes import configured_or_resumed
 
     out = None if out is None else out.expanduser()
-    config = configured_or_resumed(chosen, settings, out, resume=resume)
+    config = configured_or_resumed(chosen, settings, out if resume else None)
     if out is None:
         kind = config.data.name.partition(":")[0]
         architecture = re.sub(r"[^\w.-]+", "-", config.architecture)

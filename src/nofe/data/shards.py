@@ -181,7 +181,7 @@ def _checksums(files: Sequence[Path], manifest: dict[str, Any] | None) -> list[s
     checksums = []
     for file in files:
         size = file.stat().st_size
-        known = listed.pop(file.name, None)
+        known = listed.get(file.name)
         if manifest is not None and (known is None or known["bytes"] != size):
             reason = "is not in" if known is None else f"has {size:,} bytes and not the {known['bytes']:,} of"
             raise UserError(f"{file}: {reason} {MANIFEST}; pack again, or put the right shard there")

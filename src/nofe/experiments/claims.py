@@ -192,12 +192,14 @@ def why_no_experts_are_left(measured: Sequence[Measured]) -> str:
     )
 
 
+def _of_table_1(figure: Figure, words: str, above: str, below: str) -> Comparison:
+    return Comparison(words, figure("table-1", above), figure("table-1", below))
+
+
 def _every_k_and_base(figure: Figure) -> list[Comparison]:
     """Table 1: all but K=2, of which the paper says that it is comparable."""
     return [
-        Comparison(
-            f"{rule}, K={count}, and the base", figure("table-1", f"{rule}, K={count}"), figure("table-1", "base")
-        )
+        _of_table_1(figure, f"{rule}, K={count}, and the base", f"{rule}, K={count}", "base")
         for rule in PAPER_RULES
         for count in KS[1:]
     ]
@@ -206,11 +208,7 @@ def _every_k_and_base(figure: Figure) -> list[Comparison]:
 def _equal_and_nearly_equal(figure: Figure) -> list[Comparison]:
     first, second = PAPER_RULES
     return [
-        Comparison(
-            f"{first} and {second}, K={count}",
-            figure("table-1", f"{first}, K={count}"),
-            figure("table-1", f"{second}, K={count}"),
-        )
+        _of_table_1(figure, f"{first} and {second}, K={count}", f"{first}, K={count}", f"{second}, K={count}")
         for count in KS
     ]
 
@@ -267,11 +265,7 @@ def _sizes(figure: Figure) -> list[Comparison]:
 def inverted_u(figure: Figure) -> list[Comparison]:
     """The paper's best K, ten, is above the first and the last, by each of the paper's rules."""
     return [
-        Comparison(
-            f"{rule}, K={PEAK} and K={end}",
-            figure("table-1", f"{rule}, K={PEAK}"),
-            figure("table-1", f"{rule}, K={end}"),
-        )
+        _of_table_1(figure, f"{rule}, K={PEAK} and K={end}", f"{rule}, K={PEAK}", f"{rule}, K={end}")
         for rule in PAPER_RULES
         for end in (KS[0], KS[-1])
     ]

@@ -208,13 +208,12 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     runtime = make_runtime(workshop.device, compile=workshop.compile, kernels="known", checkpoint_seconds=60)
     if runtime.compile is None:
         runtime.compile = runtime.device.type == "cuda"  # kept on disk, and shared by all runs of a network
-    if job.experiment.hdcnn:
-        base = Job(base_of_hdcnn(job.experiment), job.seed)
-        run_job(base, workshop)  # a row of its own: nothing is trained where it is there
     out = workshop.runs / job.name
     config = _at(job.config, workshop)
     name = job.experiment.name
     if job.experiment.hdcnn:
+        base = Job(base_of_hdcnn(job.experiment), job.seed)
+        run_job(base, workshop)  # a row of its own: nothing is trained where it is there
         runtime.use_precision(config.precision)
         summary = train_hdcnn(
             HDCNNConfig(),
