@@ -24,7 +24,7 @@ PEAK = 10  # experts, the best of the paper's Table 1; not chosen by the figures
 FEWEST_RUNS = 3  # of each side; fewer say nothing about their spread
 LEVEL = 0.05
 LEARNED = 2.0  # per cent, of a hundred classes; less is chance
-Figures = Sequence[float]  # per cent, one for each seed
+Figures = Sequence[float]  # per cent, one for each run
 Figure = Callable[[str, str], Figures]  # (table, label of a row) -> what was measured
 
 

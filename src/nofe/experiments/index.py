@@ -26,25 +26,14 @@ class Measured:
     stage: str
 
 
-@dataclass(frozen=True)
-class PassedOver:
-    """A figure that a newer file has for the same training."""
-
-    file: str
-    stage: str
-    accuracy: float
-    newer: str
-    newer_accuracy: float
-
-
 class Index:
-    """Measured networks by what they are: the key of their stage. Where several files have one, the newest counts.
+    """Measured networks by what they are: the key of their stage. Where it was trained several times, every run counts.
 
     What else was measured on a run is found by its experiment and seed: it is not the stage's alone.
     """
 
     def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
-        self._by_key: dict[str, list[Measured]] = defaultdict(list)  # newest first
+        self._by_key: dict[str, list[Measured]] = defaultdict(list)
         self._by_experiment: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)  # newest first
         for result in sorted(results, key=age, reverse=True):
             keys = keys_of(result)
@@ -56,13 +45,12 @@ class Index:
                 self._by_experiment[result["experiment"], result["config"]["seed"]].append(result)
 
     def of(self, row: Row) -> list[Measured]:
-        """Every seed of a row that was measured."""
+        """Every run of a row, by seed, a seed's oldest first."""
         keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in range(MOST_SEEDS))
-        found = [self._by_key[key][0] for key in keys if key in self._by_key]
-        if row.crops == 1:
-            return found
-        by_crops = self.measures(row.experiment, "ten_crops")
-        return [_by_ten_crops(each, by_crops[each.seed][row.network]) for each in found if each.seed in by_crops]
+        found = [each for key in keys for each in reversed(self._by_key.get(key, []))]
+        if row.crops > 1:
+            found = [_by_ten_crops(each) for each in found if each.stage in each.result.get("ten_crops", {})]
+        return _without_copies(found)
 
     def measures(self, experiment: Experiment, measure: str) -> dict[int, Any]:
         """What was measured beside accuracy on the runs of an experiment, by seed."""
@@ -75,23 +63,14 @@ class Index:
         return found
 
     def in_tables(self, result: Mapping[str, Any]) -> bool:
-        """Whether some table has a row for one of its networks, of this file or of a newer one."""
+        """Whether some table has a row for one of its networks."""
         keys = keys_of(result)
         return any(keys[stage] in _wanted_keys() for stage in result["networks"] if stage in keys)
 
-    def passed_over(self) -> list[PassedOver]:
-        """Figures of the tables that a newer file replaces; a copy that a later run took over is none of them."""
-        found = []
-        for key in self._by_key.keys() & _wanted_keys():
-            first, *others = self._by_key[key]
-            for other in others:
-                if (other.accuracy, other.seconds) != (first.accuracy, first.seconds):
-                    found.append(
-                        PassedOver(
-                            _file(other.result), other.stage, other.accuracy, _file(first.result), first.accuracy
-                        )
-                    )
-        return sorted(found, key=lambda each: (each.file, each.stage))
+
+def _without_copies(measured: Iterable[Measured]) -> list[Measured]:
+    """One of each training: a run that took a stage over from another has its figures, to the second."""
+    return list({(each.seed, each.accuracy, each.seconds): each for each in measured}.values())
 
 
 @functools.cache
@@ -105,7 +84,7 @@ def _wanted_keys() -> frozenset[str]:
 
 
 def age(result: Mapping[str, Any]) -> tuple[str, str]:
-    """By date, and for one date by name: which counts must not depend on the order of reading."""
+    """By date, and for one date by name: nothing must depend on the order of reading."""
     return result.get("environment", {}).get("date", ""), _file(result)
 
 
@@ -113,7 +92,8 @@ def _file(result: Mapping[str, Any]) -> str:
     return str(result.get("file", ""))
 
 
-def _by_ten_crops(measured: Measured, figures: Mapping[str, float]) -> Measured:
+def _by_ten_crops(measured: Measured) -> Measured:
+    figures = measured.result["ten_crops"][measured.stage]
     return replace(measured, accuracy=100 * figures["top_1"], top_5=100 * figures["top_5"])
 
 

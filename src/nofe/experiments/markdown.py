@@ -47,7 +47,8 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
         "epoch and no setting was chosen by it, but [what led to one search]"
         "(decisions/0009-batch-norm-in-resnet56.md), and that VGG11-C100 is trained for the release's steps, too: by "
         "the paper's its experts were short of the paper's figure, and the release trains longer. Mean and sample "
-        "deviation over seeds, n of them. Seconds are of the training of that network with the evaluation of every "
+        "deviation over runs, n of them: a seed that was trained again counts each time, as a GPU does not repeat "
+        "itself. Seconds are of the training of that network with the evaluation of every "
         "epoch, on a device that it may have shared with other runs; `benchmarks/results/` has speed measured side by "
         "side. `nofe reproduce TABLE` trains what is not measured.",
         claims_section(index),
@@ -62,7 +63,6 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
         cost_section(steps_in(benchmarks)),
         recipes_section(),
         *others_section(results, index),
-        passed_over_section(index),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -86,7 +86,7 @@ def table_section(table: Table, index: Index, drawn: Mapping[str, bytes], missin
     lines = [
         f"## {table.title}",
         "",
-        f"| | {table.measure} | each seed | paper | difference | top-5 | parameters | seconds | experts |",
+        f"| | {table.measure} | each run | paper | difference | top-5 | parameters | seconds | experts |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in table.rows:
@@ -298,12 +298,3 @@ def cost_section(steps: Sequence[Step]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *lines])
-
-
-def passed_over_section(index: Index) -> str:
-    lines = [
-        f"- `{each.file}`, {each.stage}: {each.accuracy:.2f}; counted is {each.newer_accuracy:.2f} of `{each.newer}`"
-        for each in index.passed_over()
-    ]
-    head = "Where two files have the same network by the same recipe and seed, the one of the newer run counts."
-    return "\n".join(["## Passed over", "", head, "", *lines]) if lines else ""

@@ -18,7 +18,7 @@ NAMES = {"generalist": "generalist, on its specialties"}  # the others are of cl
 def others_section(results: Sequence[Result], index: Index) -> list[str]:
     """Runs of which no table has a network."""
     groups: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
+    for result in sorted(results, key=age):
         if not index.in_tables(result):
             # Read and written again: a result from before a field was added is alike one with its default.
             config = to_json(from_json(result["config"]))
@@ -26,12 +26,7 @@ def others_section(results: Sequence[Result], index: Index) -> list[str]:
             groups[json.dumps(config, sort_keys=True)].append(result)
     if not groups:
         return []
-    newest = [_newest_of_each_seed(group) for group in groups.values()]
-    return ["## Other runs", *(_run_section(group) for group in sorted(newest, key=_title))]
-
-
-def _newest_of_each_seed(group: Sequence[Result]) -> list[Result]:
-    return list({result["config"]["seed"]: result for result in sorted(group, key=age)}.values())
+    return ["## Other runs", *(_run_section(group) for group in sorted(groups.values(), key=_title))]
 
 
 def _title(group: Sequence[Result]) -> str:
@@ -56,7 +51,7 @@ def _run_section(group: Sequence[Result]) -> str:
     lines = [
         f"### {_title(group)}",
         "",
-        "| network | accuracy | each seed | parameters | seconds |",
+        "| network | accuracy | each run | parameters | seconds |",
         "|---|---|---|---|---|",
         *rows,
         "",
