@@ -696,6 +696,7 @@ def test_the_public_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         nofe.nonsense  # noqa: B018
     assert issubclass(nofe.NofeError, Exception)
+    assert nofe.__version__ == version("nofe")
 
 
 @pytest.fixture(scope="module")

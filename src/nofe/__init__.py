@@ -41,6 +41,10 @@ __all__ = list(_HOME)  # pyright: ignore
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("nofe")
     if name not in _HOME:
         raise AttributeError(f"module 'nofe' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)
