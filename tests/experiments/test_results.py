@@ -197,6 +197,18 @@ def test_a_run_of_another_recipe_is_shown_apart(quick: dict[str, Any]) -> None:
     assert "| experts | 98.50 ± 0.71 (n=2) | 99.00, 98.00 |" in others, "every run counts, the older first"
 
 
+def test_a_base_alone_of_another_recipe_is_called_one(quick: dict[str, Any]) -> None:
+    other = with_figures(quick, 0, base=0.5)
+    other["config"] |= {"until": "base"}
+    other["config"]["experts"]["rate"] = 0.5
+    other["networks"] = {"base": other["networks"]["base"]}
+    others = results_page([quick, other], BENCHMARKS).split("## Other runs")[1]
+    assert ": alexnet-quick-c100, base\n" in others
+    assert "Base: " in others
+    assert "Generalist" not in others
+    assert "Experts" not in others
+
+
 def test_a_claim_is_held_by_figures_alone(quick: dict[str, Any]) -> None:
     def verdict(base: float, experts: float, seeds: int = 3) -> str:
         results = [

@@ -32,13 +32,18 @@ def others_section(results: Sequence[Result], index: Index) -> list[str]:
 def _title(group: Sequence[Result]) -> str:
     config = group[0]["config"]
     rule = config["specialties"]
-    return f"{config['data']['name']}: {config['architecture']}, K={rule['count']}, {rule['rule']}"
+    what = "base" if _is_base_alone(group[0]) else f"K={rule['count']}, {rule['rule']}"
+    return f"{config['data']['name']}: {config['architecture']}, {what}"
+
+
+def _is_base_alone(result: Result) -> bool:
+    return bool(result["config"].get("until") == "base")
 
 
 def _run_section(group: Sequence[Result]) -> str:
     group = sorted(group, key=lambda result: int(result["config"]["seed"]))
     first = group[0]
-    config, environment = first["config"], first["environment"]
+    environment = first["environment"]
     rows = []
     for network in first["networks"]:
         figures = [100 * result["networks"][network]["accuracy"] for result in group]
@@ -59,11 +64,24 @@ def _run_section(group: Sequence[Result]) -> str:
         *_groups(group),
         f"Seeds {', '.join(str(result['config']['seed']) for result in group)}; {environment['device']}, "
         f"{environment['precision']}, torch {environment['versions']['torch']}, {environment['date'][:10]}, "
-        f"commit {environment['commit']}. Experts: {recipe_in_words(config['experts'])}. "
-        f"Generalist: {recipe_in_words(config['generalist'])}.",
+        f"commit {environment['commit']}. {_recipes(first)}",
         *(f"\n{note}" for note in sorted({result["note"] for result in group if "note" in result})),
     ]
     return "\n".join(lines)
+
+
+def _recipes(result: Result) -> str:
+    """Of each network that was trained; a base beside experts has theirs."""
+    config = result["config"]
+    recipes = {
+        "experts": ("Experts", config["experts"]),
+        "generalist": ("Generalist", config["generalist"]),
+        "base-paper": ("Base, its own recipe", config["base"]["paper"]),
+    }
+    if _is_base_alone(result):
+        recipes["base"] = ("Base", config["experts"])
+    made = [(name, recipe) for network, (name, recipe) in recipes.items() if network in result["networks"]]
+    return " ".join(f"{name}: {recipe_in_words(recipe)}." for name, recipe in made)
 
 
 def _gain(group: Sequence[Result]) -> list[str]:
