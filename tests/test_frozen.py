@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timm.layers import BatchNormAct2d, ScaledStdConv2d
 from torch import Tensor, nn
 
 from nofe.architectures import ARCHITECTURES, architecture_named
@@ -163,6 +164,69 @@ def test_what_cannot_be_folded_runs_all_the_same(kind: type[nn.Module]) -> None:
     trained_a_little(network, images)
     assert convolutions_with_norms(network) == []
     torch.testing.assert_close(FrozenNetwork(network, CPU, 3, 8)(images), answers(network, images))
+
+
+class NormAndSquare(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).square()
+
+
+class StandardisedConvolution(nn.Conv2d):
+    """Undoes whatever factor its weight is given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight / self.weight.flatten(1).std(1).view(-1, 1, 1, 1)
+        return nn.functional.conv2d(input, weight, self.bias, self.stride, self.padding)
+
+
+class TwoNames(nn.Module):
+    """One norm under two names, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+        self.norm1 = self.norm2 = nn.BatchNorm2d(3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm2(self.conv2(self.norm1(self.conv1(images)))).mean((2, 3))
+
+
+def summed(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+OF_THEIR_OWN = {
+    "norm": lambda: summed(nn.Conv2d(3, 6, 3), NormAndSquare(6)),
+    "norm with an activation that has weights": lambda: summed(
+        nn.Conv2d(3, 6, 3), BatchNormAct2d(6, act_layer=nn.PReLU, inplace=False)
+    ),
+    "norm with an activation, alone": lambda: summed(BatchNormAct2d(3), nn.Conv2d(3, 6, 3)),
+    "convolution": lambda: summed(StandardisedConvolution(3, 6, 3), nn.BatchNorm2d(6)),
+    "convolution of timm": lambda: summed(ScaledStdConv2d(3, 6, 3), nn.BatchNorm2d(6)),
+    "weight by norm and direction": lambda: summed(
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 6, 3)), nn.BatchNorm2d(6)
+    ),
+    "two names": TwoNames,
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", OF_THEIR_OWN)
+def test_layers_that_compute_more_than_their_class_says_answer_as_they_do(kind: str, precision: str) -> None:
+    network, images = OF_THEIR_OWN[kind](), torch.randn(4, 3, 8, 8)
+    trained_a_little(network, images)
+    ready = FrozenNetwork(network, dataclasses.replace(CPU, precision=precision), 4, 8)
+    for _ in range(2):
+        expected = answers(network, images)
+        near = {"rtol": 1e-4, "atol": 1e-5} if precision == "fp32" else {"rtol": 0.05, "atol": 0.05}
+        torch.testing.assert_close(ready(images), expected, **near)
+        trained_a_little(network, images)
+        ready.refresh(network)
+
+
+def test_an_activation_inside_a_norm_stays_where_the_norm_is_folded() -> None:
+    network = summed(nn.Conv2d(3, 6, 3), BatchNormAct2d(6))
+    assert [pair.norm for pair in convolutions_with_norms(network)] == ["1"]
 
 
 def test_a_network_that_is_gone_leaves_nothing_behind() -> None:

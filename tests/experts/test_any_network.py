@@ -25,6 +25,7 @@ from nofe.data.dataset import ImageSet
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts
 from nofe.experts.network import NetworkOfExperts, grow_experts, plant_experts
+from nofe.frozen import FrozenNetwork
 from nofe.specialties import Specialties
 from nofe.training.loop import Objective, start_training, train_epoch
 from nofe.training.progress import Silent
@@ -290,6 +291,28 @@ def test_fused_is_the_same_function_and_every_parameter_has_a_gradient(
     with torch.inference_mode():
         torch.testing.assert_close(fused(images()), reference(images()))
     assert not [each for each in recwarn if "performance drop" in str(each.message)]  # vmap in a loop is not fused
+
+
+@pytest.mark.parametrize("kind", ["base", "branches", "fused"])
+@every_network
+def test_evaluation_gives_the_networks_own_answers(name: str, kind: str) -> None:
+    """With batch norm folded: some layers do more than normalise."""
+    network: nn.Module = network_of(name).float()
+    if kind == "base":
+        network = shaken(architecture(name).classifier(5))
+    elif kind == "fused":
+        assert isinstance(network, NetworkOfExperts)
+        assert network.fuse()
+    pictures = images().float()
+    network.train()
+    with torch.no_grad():
+        for _ in range(2):  # running statistics that do something
+            network(pictures)
+    network.eval()
+    with torch.no_grad():
+        expected = network(pictures)
+    found = FrozenNetwork(network, Runtime(torch.device("cpu")), len(pictures), 32)(pictures)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def train_for_two_steps(network: NetworkOfExperts, runtime: Runtime) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import BatchNormAct2d, ScaledStdConv2d
 from torch import Tensor, nn
 
 import nofe
@@ -277,6 +278,8 @@ def ends_in_linear(**layers: nn.Module) -> nn.Module:
     [
         (lambda: ends_in_linear(odd=Twice()), "cumsum"),
         (lambda: ends_in_linear(norm=nn.InstanceNorm2d(4)), "norm"),
+        (lambda: ends_in_linear(norm=BatchNormAct2d(4, act_layer=nn.PReLU)), "norm.act .PReLU, which has weights"),
+        (lambda: ends_in_linear(conv=ScaledStdConv2d(4, 4, 1)), "conv .ScaledStdConv2d, with a forward of its own"),
         (lambda: ends_in_linear(odd=AlwaysDrops()), "dropout in odd"),
         (lambda: ends_in_linear(odd=Shifts()), "does something else in training: add in odd"),
         (lambda: ends_in_linear(odd=HoldsMore()), "odd.spare"),
@@ -322,6 +325,30 @@ def test_an_expert_that_is_frozen_stays_so() -> None:
     network.experts[0].requires_grad_(False)
     with pytest.raises(NotFusable, match=r"conv\.weight .frozen in some experts and not in others"):
         fuse(network.experts)
+
+
+def test_a_layer_that_is_frozen_in_every_expert_stays_so() -> None:
+    def branch(classes: int) -> nn.Module:
+        conv, norm, fc = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Linear(4, classes)
+        pool = nn.AdaptiveAvgPool2d(1)
+        layers = nn.Sequential(OrderedDict(conv=conv, norm=norm, pool=pool, flatten=nn.Flatten(), fc=fc))
+        layers.get_submodule("conv").weight.requires_grad_(False)
+        layers.get_submodule("norm").bias.requires_grad_(False)
+        return layers
+
+    network = Trunkless([branch(size) for size in RAGGED], RAGGED)
+    before = copy.deepcopy(network.state_dict())
+    assert network.fuse()
+    assert sum(not parameter.requires_grad for parameter in network.parameters()) == 2
+    network(torch.randn(8, 4, 5, 5)).sum().backward()
+    optimizer = torch.optim.SGD([each for each in network.parameters() if each.requires_grad], lr=0.1)
+    optimizer.step()
+    network.unfuse()
+    for name, tensor in network.named_parameters():
+        is_frozen = name.endswith(("conv.weight", "norm.bias"))
+        assert tensor.requires_grad != is_frozen, name
+        if is_frozen or name.endswith("fc.bias"):
+            assert torch.equal(tensor, before[name]) == is_frozen, name
 
 
 def test_branches_that_differ_are_not_fused() -> None:

@@ -99,7 +99,20 @@ def narrow_experts() -> nn.Module:
     return network
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"small": small, "resnet": narrow_resnet, "experts": narrow_experts}
+def with_activations_in_norms() -> nn.Module:
+    from timm.layers import BatchNormAct2d
+
+    convolutions = (nn.Conv2d(3, 8, 5, stride=4), nn.Conv2d(8, 8, 3))
+    layers = [layer for convolution in convolutions for layer in (convolution, BatchNormAct2d(8, act_layer=nn.SiLU))]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "small": small,
+    "resnet": narrow_resnet,
+    "experts": narrow_experts,
+    "activations in norms": with_activations_in_norms,
+}
 
 
 class InDouble(nn.Module):

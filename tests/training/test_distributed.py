@@ -17,7 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,6 +32,7 @@ from nofe.specialties import Specialties
 from nofe.training.checkpoint import read_checkpoint
 from nofe.training.ranks import Launch, Ranks, _unused_part
 from nofe.training.runtime import launched_runtime, make_runtime
+from nofe.training.sync_norm import synchronise_batch_norm
 
 WEIGHTS = (runs.BASE, runs.GENERALIST, runs.NETWORK)
 
@@ -149,6 +150,19 @@ def test_synchronised_batch_norm_is_that_of_one_rank(network: str, found: list[d
     expected = program.trained(program.NETWORKS[network], make_runtime("cpu"))
     for by_rank in found:
         assert_close(expected, by_rank["synchronised"][network], digits=1e-6)
+
+
+class NormAndSquare(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).square()
+
+
+def test_a_norm_that_does_more_is_not_synchronised_but_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), NormAndSquare(4))
+    ranks = Ranks()
+    ranks.count = 2
+    with pytest.raises(UserError, match=r"1 \(NormAndSquare\) has a forward of its own; leave --sync-batch-norm out"):
+        synchronise_batch_norm(model, ranks)
 
 
 @pytest.mark.parametrize("network", program.NETWORKS)

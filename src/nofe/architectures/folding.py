@@ -1,12 +1,13 @@
 """Batch norm folded into the convolution before it: in evaluation mode the two are one convolution, to rounding."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import BatchNorm2d
+from nofe.architectures.genuine import computes_as, is_norm_with_activation
 
 
 class Pair(NamedTuple):
@@ -25,7 +26,7 @@ def convolutions_with_norms(model: nn.Module) -> list[Pair]:
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
     pairs = []
     for node in graph.nodes:
-        if node.op != "call_module" or not isinstance(model.get_submodule(str(node.target)), nn.BatchNorm2d):
+        if node.op != "call_module" or not _is_fixed_in_evaluation(model.get_submodule(str(node.target))):
             continue
         before = node.args[0]
         if not (isinstance(before, fx.Node) and before.op == "call_module" and len(before.users) == 1):
@@ -38,28 +39,43 @@ def convolutions_with_norms(model: nn.Module) -> list[Pair]:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        return not list(module.children())
+        return _is_fixed_in_evaluation(module) or not list(module.children())
 
 
 def _is_convolution(module: nn.Module) -> bool:
-    """Ours, or one that says that its weight and bias are laid out alike: the outputs in front."""
-    return isinstance(module, nn.Conv2d) or getattr(module, "outputs_in_front", False)
+    """That computes with its weight as it is; or one that says that its weight and bias have the outputs in front."""
+    plain = computes_as(module, nn.Conv2d) and isinstance(module._parameters.get("weight"), Tensor)
+    return plain or getattr(module, "outputs_in_front", False)
 
 
-class FixedNorm(nn.Module):
+def _is_fixed_in_evaluation(module: nn.Module) -> bool:
+    """A batch norm of which nothing is left in evaluation mode but a factor, a shift, and the children that follow."""
+    known = computes_as(module, nn.BatchNorm2d, BatchNorm2d) or is_norm_with_activation(module)
+    return known and isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
+
+
+class FixedNorm(nn.Sequential):
     """What batch norm is in evaluation mode, where no convolution takes it up: a factor and a shift a channel."""
 
     factor: Tensor
     shift: Tensor
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
-        super().__init__()
+        super().__init__(_after(norm))
         factor, shift = factor_and_shift(norm)
         self.register_buffer("factor", factor)
         self.register_buffer("shift", shift)
 
     def forward(self, maps: Tensor) -> Tensor:  # (N, D, h, w)
-        return maps * self.factor[:, None, None] + self.shift[:, None, None]
+        maps = maps * self.factor[:, None, None] + self.shift[:, None, None]
+        for follows in self:
+            maps = follows(maps)
+        return maps
+
+
+def _after(norm: nn.BatchNorm2d) -> OrderedDict[str, nn.Module]:
+    """What a norm does with the maps that it has normalised: nothing, or activate them."""
+    return OrderedDict(norm.named_children() if is_norm_with_activation(norm) else ())
 
 
 def factor_and_shift(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
@@ -82,19 +98,21 @@ def remove_norms(model: nn.Module, pairs: list[Pair]) -> None:
         if convolution.bias is None:
             weight = convolution.weight
             convolution.bias = nn.Parameter(weight.new_zeros(len(weight)), requires_grad=False)
-        model.set_submodule(pair.norm, nn.Identity())
-    for path, module in list(model.named_modules()):
-        if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
-            model.set_submodule(path, FixedNorm(module))
+        norm = cast(nn.BatchNorm2d, model.get_submodule(pair.norm))
+        model.set_submodule(pair.norm, nn.Sequential(_after(norm)))
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if _is_fixed_in_evaluation(module):
+            model.set_submodule(path, FixedNorm(cast(nn.BatchNorm2d, module)))
 
 
 @torch.no_grad()
 def folded_tensors(model: nn.Module, pairs: list[Pair]) -> dict[str, Tensor]:
     """Weights and buffers, by their names in the model without norms, of `model`, which has them."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for path, module in model.named_modules():
-        if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
-            tensors[f"{path}.factor"], tensors[f"{path}.shift"] = factor_and_shift(module)
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    for path, module in model.named_modules(remove_duplicate=False):
+        if _is_fixed_in_evaluation(module):
+            tensors[f"{path}.factor"], tensors[f"{path}.shift"] = factor_and_shift(cast(nn.BatchNorm2d, module))
     for pair in pairs:
         factor, shift = tensors[f"{pair.norm}.factor"], tensors[f"{pair.norm}.shift"]  # (O,)
         weight, bias = tensors[f"{pair.convolution}.weight"], tensors.get(f"{pair.convolution}.bias")

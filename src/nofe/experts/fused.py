@@ -88,6 +88,11 @@ class FusedExperts(nn.Module):
                 named[f"{expert}.{self.path_of[layer]}.{own}"] = self._part(layer, tensor, expert)
         return named
 
+    def name_in_branch(self, name: str) -> str:
+        """`graph.conv4.weight` to `conv4.weight`."""
+        layer, _, own = name.removeprefix("graph.").rpartition(".")
+        return f"{self.path_of[layer]}.{own}"
+
     def _part(self, layer: str, tensor: Tensor, expert: int) -> Tensor:
         module = self.graph.get_submodule(layer)
         if tensor.dim() == 0:  # a count of steps, the same for all
@@ -161,6 +166,8 @@ def fuse(branches: Branches) -> FusedExperts:
     fused.train(branches.training)
     if left := sorted(branches.state_dict().keys() - fused.state_dict().keys()):
         raise NotFusable(f"{left[0].partition('.')[2]} (weights of a branch that it does not read)")
+    for name, parameter in fused.named_parameters():
+        parameter.requires_grad_(branches[0].get_parameter(fused.name_in_branch(name)).requires_grad)
     return fused
 
 
@@ -168,6 +175,9 @@ def unfuse(fused: FusedExperts, branches: Branches) -> None:
     """Copy the weights back to the K modules that `fused` was made of."""
     branches.load_state_dict(fused.state_dict())
     branches.train(fused.training)
+    for name, parameter in fused.named_parameters():
+        for branch in branches:
+            branch.get_parameter(fused.name_in_branch(name)).requires_grad_(parameter.requires_grad)
 
 
 def _walked(branches: Sequence[nn.Module]) -> Walk:

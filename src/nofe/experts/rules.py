@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
+from nofe.architectures.genuine import computes_as, is_linear_in_timm, is_norm_with_activation
 from nofe.experts.each import EachLinear, EachModule, OneWeight, SharedEachLinear, drops_images, for_every_expert
 from nofe.experts.following import can_run_whole
 from nofe.experts.functions import flattened
@@ -55,7 +56,9 @@ def _rule_for(first: nn.Module, whole: set[nn.Module]) -> Rule | None:
 
 
 def convolution(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
-    if type(layers[0]).forward is not nn.Conv2d.forward or layers[0].padding_mode != "zeros":
+    if not computes_as(layers[0], nn.Conv2d):
+        raise NotFusable(f"{path} ({type(layers[0]).__name__}, with a forward of its own)")
+    if layers[0].padding_mode != "zeros":
         raise NotFusable(f"{path} ({type(layers[0]).__name__}, not padded with zeros)")
     value, kind = walk.as_map(value, kind)
     walk.note_outputs(path, layers)
@@ -66,7 +69,7 @@ def convolution(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: 
 def linear(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
     if kind is Kind.MAPS:
         raise NotFusable(f"{path} (Linear on a map)")
-    if type(layers[0]).forward is not nn.Linear.forward and not _is_plain_in_timm(layers[0]):
+    if not (computes_as(layers[0], nn.Linear) or is_linear_in_timm(layers[0])):
         return linear_of_its_own(walk, path, layers, value, kind)
     walk.note_outputs(path, layers)
     stacked = SharedEachLinear(layers) if kind is Kind.SHARED else EachLinear(layers)
@@ -104,9 +107,11 @@ def batch_norm_of_maps(walk: Walk, path: str, layers: list[Any], value: fx.Node,
     else:
         maps, _ = walk.as_map(value, kind)
     normalised = walk.put_weights(path, stacked, maps)
-    if _is_timms(layers[0]):
-        for own in ("drop", "act"):
-            normalised = walk.put(f"{path}.{own}", getattr(layers[0], own), normalised)
+    if is_norm_with_activation(layers[0]):
+        for own, follows in layers[0].named_children():
+            if next(follows.parameters(), None) is not None:
+                raise NotFusable(f"{path}.{own} ({type(follows).__name__}, which has weights)")
+            normalised = walk.put(f"{path}.{own}", follows, normalised)
     return normalised, Kind.MAPS
 
 
@@ -131,7 +136,7 @@ def _stacked_norm(walk: Walk, path: str, layers: list[Any]) -> nn.Module:
         stacked: nn.Module = BatchNorm2d(channels, first.fraction)
     elif type(first) is nn.BatchNorm1d:
         stacked = nn.BatchNorm1d(channels, eps=first.eps, momentum=first.momentum)
-    elif type(first) is nn.BatchNorm2d or _is_timms(first):
+    elif type(first) is nn.BatchNorm2d or is_norm_with_activation(first):
         stacked = nn.BatchNorm2d(channels, eps=first.eps, momentum=first.momentum)
     else:
         raise NotFusable(f"{path} ({type(first).__name__})")
@@ -218,16 +223,6 @@ def weight(walk: Walk, node: fx.Node) -> Written:
     walk.root.add_module(name, OneWeight(holders, [own]))
     walk.path_of[name] = owner
     return walk.graph.call_module(name, ()), Kind.WEIGHTS
-
-
-def _is_timms(norm: nn.BatchNorm2d) -> bool:
-    """timm's batch norm with its activation inside."""
-    return type(norm).__name__ == "BatchNormAct2d" and hasattr(norm, "drop") and hasattr(norm, "act")
-
-
-def _is_plain_in_timm(linear: nn.Linear) -> bool:
-    """Has a forward of its own for torchscript alone."""
-    return type(linear).__module__ == "timm.layers.linear"
 
 
 RULES: list[tuple[Any, Rule]] = [

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nofe.architectures.genuine import computes_as, is_linear_in_timm
 from nofe.training.runtime import Runtime
 
 
@@ -54,8 +55,9 @@ def _cast_by_autocast(replica: nn.Module, runtime: Runtime, images: Tensor) -> T
 
 
 def _is_cast_by_autocast(module: nn.Module) -> bool:
-    """Layers of our own say so; other modules are left to autocast itself."""
-    return isinstance(module, nn.Conv2d | nn.Linear) or getattr(module, "cast_by_autocast", False)
+    """Layers of our own say so; other modules, and layers that compute with their weights first, are left to it."""
+    plain = computes_as(module, nn.Conv2d, nn.Linear) or is_linear_in_timm(module)
+    return plain or getattr(module, "cast_by_autocast", False)
 
 
 class _AllAtOnce(torch.autograd.Function):

@@ -11,7 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nofe.architectures.caffe import BatchNorm2d
+from nofe.architectures.genuine import computes_as, is_norm_with_activation
+from nofe.errors import UserError
 from nofe.training.ranks import Ranks
+
+KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm2d)
 
 
 def synchronise_batch_norm(model: nn.Module, ranks: Ranks) -> None:
@@ -19,8 +24,13 @@ def synchronise_batch_norm(model: nn.Module, ranks: Ranks) -> None:
     if ranks.count == 1:
         return
     forward = torch.compiler.disable(_forward)  # a compiler cannot look into what ranks tell each other
-    for module in model.modules():
+    for path, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine and module.track_running_stats:
+            if not (computes_as(module, *KNOWN) or is_norm_with_activation(module)):
+                raise UserError(
+                    f"batch norm over ranks: {path} ({type(module).__name__}) has a forward of its own; leave "
+                    "--sync-batch-norm out"
+                )
             module.forward = partial(forward, module, ranks)  # type: ignore[method-assign]
 
 
@@ -38,6 +48,9 @@ def _forward(norm: nn.modules.batchnorm._BatchNorm, ranks: Ranks, features: Tens
         numbers = ranks.count * features.numel() // features.shape[1]  # a channel, of all ranks
         norm.running_mean.lerp_(mean, momentum)
         norm.running_var.lerp_(variance * (numbers / max(numbers - 1, 1)), momentum)
+    if is_norm_with_activation(norm):
+        for follows in norm.children():
+            normalised = follows(normalised)
     return normalised  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,20 @@
+"""Whether a layer computes what its class is known for: a class derived from it may do more, or something else."""
+
+from typing import Any
+
+from torch import nn
+
+
+def computes_as(layer: nn.Module, *kinds: type[Any]) -> bool:
+    """Whether it is of one of these classes, or of one derived from it that has its forward."""
+    return isinstance(layer, kinds) and type(layer).forward in {kind.forward for kind in kinds}
+
+
+def is_norm_with_activation(layer: nn.Module) -> bool:
+    """timm's batch norm, which drops and activates what it has normalised: its children, in this order."""
+    return type(layer).__name__ == "BatchNormAct2d" and [name for name, _ in layer.named_children()] == ["drop", "act"]
+
+
+def is_linear_in_timm(layer: nn.Module) -> bool:
+    """A linear layer that has a forward of its own for torchscript alone."""
+    return isinstance(layer, nn.Linear) and type(layer).__module__ == "timm.layers.linear"
