@@ -269,6 +269,13 @@ class SometimesLeftOut(nn.Module):
         return features if self.training and torch.rand(1).item() < self.share else self.conv(features)
 
 
+class AcrossChannels(nn.Identity):
+    """Derived from a layer that leaves every channel alone, and does not."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features.flip(1)
+
+
 def ends_in_linear(**layers: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(layers, flatten=nn.Flatten(), fc=nn.Linear(64, 3)))
 
@@ -278,6 +285,7 @@ def ends_in_linear(**layers: nn.Module) -> nn.Module:
     [
         (lambda: ends_in_linear(odd=Twice()), "cumsum"),
         (lambda: ends_in_linear(norm=nn.InstanceNorm2d(4)), "norm"),
+        (lambda: ends_in_linear(odd=AcrossChannels()), "odd .AcrossChannels"),
         (lambda: ends_in_linear(norm=BatchNormAct2d(4, act_layer=nn.PReLU)), "norm.act .PReLU, which has weights"),
         (lambda: ends_in_linear(conv=ScaledStdConv2d(4, 4, 1)), "conv .ScaledStdConv2d, with a forward of its own"),
         (lambda: ends_in_linear(odd=AlwaysDrops()), "dropout in odd"),

@@ -52,7 +52,11 @@ def _rule_for(first: nn.Module, whole: set[nn.Module]) -> Rule | None:
         return images_dropped
     if first in whole:
         return each_module
-    return next((rule for types, rule in RULES if isinstance(first, types)), None)
+    for types, rule in RULES:
+        if isinstance(first, types):
+            return rule
+    # Here a module serves all experts as it is, whatever its code: it must be torch's own.
+    return next((rule for types, rule in AS_THEY_ARE if computes_as(first, *types)), None)
 
 
 def convolution(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
@@ -231,8 +235,10 @@ RULES: list[tuple[Any, Rule]] = [
     (nn.BatchNorm2d, batch_norm_of_maps),
     (nn.BatchNorm1d, batch_norm_of_vectors),
     (nn.GroupNorm, group_norm),
-    (nn.Flatten, flatten),
+]
+AS_THEY_ARE: list[tuple[tuple[type[Any], ...], Rule]] = [
+    ((nn.Flatten,), flatten),
     (RANDOM, random),
-    (AcrossChannelLRN, across_channels),
+    ((AcrossChannelLRN,), across_channels),
     (CHANNEL_BY_CHANNEL, channel_by_channel),
 ]
