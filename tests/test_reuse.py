@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from conftest import small_dataset, small_run
 from nofe import runs
 from nofe.errors import UserError
 from nofe.pipeline import train
+from nofe.reuse import adopt
 from nofe.runs import Run
 from nofe.stages import FILES_OF_STAGE
+from nofe.training.checkpoint import Checkpoint, stored_checkpoint, write_checkpoint
 from nofe.training.runtime import make_runtime
 
 SHORT = small_run("generalist.epochs=1", "experts.epochs=1")
@@ -77,3 +80,33 @@ def test_experts_are_not_taken_for_specialties_that_are_not_theirs(whole: Path, 
     assert json.loads((run / runs.SPECIALTIES).read_text()) == before
     weights = FILES_OF_STAGE["experts"][0]
     assert (run / weights).read_bytes() != (whole / weights).read_bytes()
+
+
+def test_experts_do_not_outlive_the_generalist_that_another_replaces(whole: Path, tmp_path: Path) -> None:
+    donor = with_other_specialties(whole, tmp_path / "donor")
+    shutil.copytree(whole, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    (run.path / runs.GENERALIST).unlink()
+    train(SHORT, run.path, resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"), donors=[donor])
+    assert run.read(runs.SPECIALTIES) == Run(donor).read(runs.SPECIALTIES)
+    assert run.read(runs.NETWORK) != Run(whole).read(runs.NETWORK), "trained on the specialties that are there now"
+
+
+@pytest.mark.parametrize(("stage", "kept"), [("experts", False), ("base", True)])
+def test_what_was_under_way_on_other_specialties_is_not_gone_on_with(
+    whole: Path, tmp_path: Path, stage: str, kept: bool
+) -> None:
+    donor = with_other_specialties(whole, tmp_path / "donor")
+    shutil.copytree(whole, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    (run.path / runs.GENERALIST).unlink()
+    write_checkpoint(run, Checkpoint(stage, 3, {"totals": torch.zeros(2)}, {}))
+    assert adopt(run, SHORT, [donor]) == ["generalist"]
+    assert (stored_checkpoint(run, stage) is not None) == kept
+
+
+def test_a_donor_without_its_specialties_gives_no_experts(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "donor")
+    (tmp_path / "donor" / runs.SPECIALTIES).write_text("{")
+    run = with_other_specialties(whole, tmp_path / "run")
+    assert adopt(Run(run), SHORT, [tmp_path / "donor"]) == []

@@ -47,7 +47,7 @@ from nofe.specialties import (
     update_named,
     wordnet_specialties,
 )
-from nofe.stages import FILES_OF_STAGE, base_recipes
+from nofe.stages import FILES_OF_STAGE, base_recipes, crop_of_stage, forget_experts
 from nofe.streams import stream
 from nofe.summary import images_before_training, sizes_before_training, summarise
 from nofe.task import Task, prepare
@@ -154,7 +154,7 @@ def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Class
     generalist = task.architecture.generalist(specialties.count)
     if task.run.has(runs.SPECIALTIES) and restored(generalist, task.run, runs.GENERALIST, task.runtime.device):
         return generalist, Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
-    task.run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)  # on a GPU other specialties may come out
+    forget_experts(task.run)
     begin_from_weights(task, generalist)
     if config.generalist.start == "base" and base is not None:
         generalist.trunk.load_state_dict(base.get_submodule("trunk").state_dict())
@@ -186,7 +186,7 @@ def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
     rng = stream(task.config.seed, "specialties", "start")
     if config.rule == "spectral":
         assert base is not None  # RunConfig sees to it
-        crop = task.config.experts.augmentation.crop
+        crop = next(iter(crop_of_stage(task.config).values()))  # of the base that stands first
         predictions = predict(base, task.train, crop, task.runtime)
         confusion = class_confusion(predictions.labels, predictions.classes[:, 0], classes)
         return task.runtime.ranks.first(lambda: spectral(confusion, config.count, rng))

@@ -18,7 +18,8 @@ from nofe.architectures.options import AdaptConfig
 from nofe.config import GROUPS, WEIGHTS, RunConfig
 from nofe.errors import NofeError
 from nofe.runs import Run
-from nofe.stages import FILES_OF_STAGE, base_recipes
+from nofe.stages import FILES_OF_STAGE, base_recipes, forget_experts
+from nofe.training.checkpoint import discard_checkpoints, stored_checkpoint
 
 
 def stage_keys(config: RunConfig) -> dict[str, str]:
@@ -54,6 +55,8 @@ def adopt(run: Run, config: RunConfig, donors: Iterable[Path]) -> list[str]:
 
     Of those who have most of it first.
     """
+    if config.until == "experts" and not _finished(run, "generalist"):
+        forget_experts(run)
     wanted = {key: stage for stage, key in stage_keys(config).items() if not _finished(run, stage)}
     if not wanted:
         return []
@@ -66,6 +69,8 @@ def adopt(run: Run, config: RunConfig, donors: Iterable[Path]) -> list[str]:
                 ours = wanted.pop(key)
                 _copy(donor, theirs, run, ours)
                 adopted.append(ours)
+    if "generalist" in adopted and stored_checkpoint(run, "experts") is not None:
+        discard_checkpoints(run)  # under way on the specialties before
     return adopted
 
 
@@ -88,7 +93,8 @@ def _offered(donor: Run, ours: Mapping[str, Any], wanted: Container[str]) -> dic
 
 
 def _same_specialties(donor: Run, run: Run) -> bool:
-    return run.has(runs.SPECIALTIES) and donor.read_json(runs.SPECIALTIES) == run.read_json(runs.SPECIALTIES)
+    both = run.has(runs.SPECIALTIES) and donor.has(runs.SPECIALTIES)
+    return both and donor.read_json(runs.SPECIALTIES) == run.read_json(runs.SPECIALTIES)
 
 
 def _finished(run: Run, stage: str) -> bool:

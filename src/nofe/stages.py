@@ -3,6 +3,7 @@
 from nofe import runs
 from nofe.config import RunConfig
 from nofe.recipes import base_by
+from nofe.runs import Run
 from nofe.training.recipe import Recipe
 
 FILES_OF_STAGE = {
@@ -11,6 +12,11 @@ FILES_OF_STAGE = {
     "generalist": (runs.SPECIALTIES, runs.GENERALIST),
     "experts": (runs.NETWORK,),
 }
+
+
+def forget_experts(run: Run) -> None:
+    """The generalist is made again, or taken from elsewhere: on a GPU it may end with other specialties."""
+    run.discard(runs.NETWORK, runs.PREDICTIONS, runs.SUMMARY)
 
 
 def recipe_of_stage(config: RunConfig) -> dict[str, Recipe]:
