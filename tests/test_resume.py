@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 
 from conftest import small_dataset, small_run
 from nofe import runs
@@ -215,6 +217,23 @@ def _stopping(runtime: Runtime, after: int) -> Progress:
                 runtime.stop_signal = signal.SIGTERM
 
     return Interrupting()
+
+
+def test_a_stage_that_begins_anew_has_the_threads_of_those_before_it(tmp_path: Path) -> None:
+    """Killed between two stages there is no checkpoint that would tell; another number rounds otherwise."""
+    given = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        train(small_run(), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
+        expected = finals(tmp_path / "run")
+        Run(tmp_path / "run").discard(runs.NETWORK, runs.SUMMARY)
+        shutil.rmtree(tmp_path / "run" / runs.CHECKPOINTS)
+        torch.set_num_threads(1)
+        train(small_run(), tmp_path / "run", resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+        assert torch.get_num_threads() == 2
+        assert finals(tmp_path / "run") == expected
+    finally:
+        torch.set_num_threads(given)
 
 
 def test_refuses_to_resume_with_another_configuration_or_other_images(uninterrupted: Path, tmp_path: Path) -> None:
