@@ -88,18 +88,8 @@ def train(
     name = dataset if isinstance(dataset, str) else _name_of(dataset)
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     going_on_in = out if resume else None
-    config = configure(name, architecture, experts, rule, seed, data_root, settings, recipe, going_on_in=going_on_in)
-    if parts is not None:
-        size = architecture_named(config.architecture).image_size
-        dataset = dataset_of_pairs(
-            *parts,
-            image_size=size,
-            class_names=class_names,
-            name=name,
-            hold_out=config.data.test,
-            seed=config.data.seed,
-            skip_unreadable=config.data.skip_unreadable,
-        )
+    if architecture is not None:
+        trust(name_of(architecture))  # on every rank: `configure` is for the first alone
     with launched_runtime(
         device,
         compile=compile,
@@ -108,6 +98,14 @@ def train(
         sync_batch_norm=sync_batch_norm,
         workers=workers,
     ) as runtime:
+        # By rank 0, which has the run to go on with: the others may share no disk with it.
+        config = runtime.ranks.first(
+            lambda: configure(
+                name, architecture, experts, rule, seed, data_root, settings, recipe, going_on_in=going_on_in
+            )
+        )
+        if parts is not None:
+            dataset = runtime.ranks.each(lambda: _images_of(parts, config, class_names, name))
         return run_pipeline(
             config,
             out,
@@ -116,6 +114,20 @@ def train(
             progress=Silent() if quiet else progress_for_this_output(),
             dataset=dataset if isinstance(dataset, Dataset) else None,
         )
+
+
+def _images_of(
+    parts: tuple[Pairs, Pairs | None], config: RunConfig, class_names: Sequence[str] | None, name: str
+) -> Dataset:
+    return dataset_of_pairs(
+        *parts,
+        image_size=architecture_named(config.architecture).image_size,
+        class_names=class_names,
+        name=name,
+        hold_out=config.data.test,
+        seed=config.data.seed,
+        skip_unreadable=config.data.skip_unreadable,
+    )
 
 
 def _name_of(dataset: Dataset | Pairs | tuple[Pairs, Pairs]) -> str:

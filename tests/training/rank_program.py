@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import nofe
 from conftest import small_dataset
-from nofe import frozen, pipeline
+from nofe import frozen, pipeline, runs
 from nofe.api import configure
 from nofe.architectures import Classifier
 from nofe.architectures.resnet import resnet_branch, resnet_head, resnet_trunk
@@ -201,6 +201,12 @@ def together(out: Path, images: Path) -> None:
     found["with norms"] = nofe.train(
         out / f"norms-of-{rank}", f"folder:{images}", settings=short, device="cpu", sync_batch_norm=True, quiet=True
     )["networks"]
+    folder = out / f"gone-on-with-by-{rank}"
+    nofe.train(folder, f"folder:{images}", settings=short | {"until": "specialties"}, device="cpu", quiet=True)
+    if rank == 0:
+        (folder / runs.SUMMARY).unlink()
+    # As the run has it, which rank 1 cannot read: it is told.
+    found["gone on with"] = nofe.train(folder, resume=True, device="cpu", quiet=True)["networks"]
     torch.save(found, out / f"found-by-{rank}.pt")
 
 

@@ -137,6 +137,11 @@ def test_rank_0_alone_writes(found: list[dict[str, Any]]) -> None:
     assert found[0]["with norms"].keys() == {"base", "generalist", "experts"}, "from the first step to the last test"
 
 
+def test_a_run_is_gone_on_with_as_rank_0_has_it(found: list[dict[str, Any]]) -> None:
+    assert found[0]["gone on with"] == found[1]["gone on with"]
+    assert found[0]["gone on with"].keys() == {"base", "generalist"}, "until=specialties, which the others cannot read"
+
+
 def test_each_image_is_counted_once(found: list[dict[str, Any]]) -> None:
     expected = program.evaluated(make_runtime("cpu"))
     assert int(expected["confusion"].sum()) == 101
