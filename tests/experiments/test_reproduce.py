@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nofe import runs
 from nofe.config import RunConfig, to_json, with_settings
 from nofe.errors import UserError
 from nofe.experiments import measures
@@ -45,7 +46,7 @@ from nofe.recipes import default_run
 from nofe.reuse import stage_keys
 from nofe.runs import Run
 from nofe.specialties.wordnet import hypernyms
-from nofe.training.runtime import make_runtime
+from nofe.training.runtime import Runtime, make_runtime
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,8 +167,16 @@ def test_images_that_are_not_there_are_missed_before_any_run_is_begun(
     require_images([Job(on_data(row.experiment, "folder:data/imagenet"), 0) for row in TABLES["imagenet"].rows])
 
 
-def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(tmp_path: Path, workshop: Workshop) -> None:
-    """Real ids, larger pictures of other shapes, ten crops: all but the millions of images. Wherever they lie."""
+@pytest.mark.parametrize("memory", ["enough", "small"])
+def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(
+    tmp_path: Path, workshop: Workshop, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real ids, larger pictures of other shapes, ten crops: all but the millions of images. Wherever they lie.
+
+    Where they are more than the memory holds they are read while training.
+    """
+    if memory == "small":
+        monkeypatch.setattr(Runtime, "memory_for_images", lambda _: 1_000_000)
     names = sorted(hypernyms())[4000:4004]
     rng = np.random.default_rng(0)
     for part, count in (("train", 2), ("val", 1)):
@@ -192,6 +201,8 @@ def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(tmp_path: Path, wo
         run_job(Job(on_data(each, f"folder:{tmp_path / 'photos'}"), 0), workshop)
     assert missing([base, wordnet], 1, results_in(workshop.results)) == [], "a result does not depend on the place"
     assert not any(str(tmp_path) in path.read_text() for path in workshop.results.glob("*/*.json"))
+    environment = Run(workshop.runs / f"{base.name}-seed0").read_json(runs.ENVIRONMENT)
+    assert environment["data"]["streamed"] == (memory == "small")
     found = {result["experiment"]: result for result in results_in(workshop.results)}
     assert found[base.name]["ten_crops"]["base-paper"]["top_5"] >= found[base.name]["ten_crops"]["base-paper"]["top_1"]
     assert found[wordnet.name]["specialties"]["specialty_count"] == 3

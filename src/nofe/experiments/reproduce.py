@@ -143,9 +143,9 @@ def reproduce(
 
 def require_images(jobs: Sequence[Job]) -> None:
     """That folders and shards are there, before processes are started for each to find that they are not."""
-    for name in {job.config.data.name for job in jobs}:
-        kind, _, path = name.partition(":")
-        if kind in ("folder", "shards") and not Path(path).expanduser().exists():
+    for name in {job.config.data.name for job in jobs if _is_on_disk(job.config)}:
+        path = name.partition(":")[2]
+        if not Path(path).expanduser().exists():
             wanted_by = sum(job.config.data.name == name for job in jobs)
             raise UserError(
                 f"{path}: no such folder, and {wanted_by} runs want it; say where ImageNet lies with --dataset "
@@ -178,6 +178,7 @@ def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
 
 def _measure_kernels(configs: Sequence[RunConfig], workshop: Workshop) -> None:
     from nofe.ahead import with_kernels_chosen
+    from nofe.run_images import read_dataset
     from nofe.training.runtime import make_runtime
 
     for config in configs:
@@ -185,7 +186,7 @@ def _measure_kernels(configs: Sequence[RunConfig], workshop: Workshop) -> None:
         if runtime.device.type != "cuda":
             return
         runtime.use_precision(config.precision)
-        dataset = _dataset(_at(config, workshop))
+        dataset = _dataset(_at(config, workshop)) or read_dataset(_at(config, workshop), runtime)
         with_kernels_chosen(config, dataset.classes, len(dataset.train.labels), runtime)
 
 
@@ -270,12 +271,18 @@ _DATASETS: dict[str, Any] = {}
 
 
 def _dataset(config: RunConfig) -> Any:
-    """Read once in each process."""
+    """Read once in each process. None for images on disk: the run reads them, which knows what is too much to keep."""
     from nofe.architectures import architecture_named
     from nofe.run_images import read_dataset
 
+    if _is_on_disk(config):
+        return None
     key = f"{config.data} at {architecture_named(config.architecture).image_size} pixels"
     if key not in _DATASETS:
         _DATASETS.clear()
         _DATASETS[key] = read_dataset(config)
     return _DATASETS[key]
+
+
+def _is_on_disk(config: RunConfig) -> bool:
+    return config.data.name.partition(":")[0] in ("folder", "shards")
