@@ -24,7 +24,7 @@ from nofe.report import figures, page
 from nofe.report.page import report_if_possible, write_report
 from nofe.report.record import Record, read_record
 from nofe.report.text import specialties_in_words
-from nofe.report.words import beyond_the_paper, with_another_seed
+from nofe.report.words import beyond_the_paper, recipe_rows, with_another_seed
 from nofe.runs import Run
 from nofe.training.runtime import make_runtime
 
@@ -59,6 +59,23 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def page_of(run: Run) -> Page:
     return Page(run.read(runs.REPORT).decode())
+
+
+@pytest.mark.parametrize(
+    ("adapt", "starts"),
+    [
+        ({}, ["random weights", "random weights", "random weights", "the generalist's trunk"]),
+        (
+            {"weights": "pretrained", "frozen_trunk": True},
+            [f"{start}; the trunk frozen" for start in [*["pretrained weights"] * 3, "the generalist's trunk"]],
+        ),
+        ({"weights": "mine.pt"}, [*["mine.pt"] * 3, "the generalist's trunk"]),
+    ],
+)
+def test_what_each_network_begins_with(run: Run, adapt: dict[str, Any], starts: list[str]) -> None:
+    record = read_record(run)
+    config = record.config | {"adapt": record.config["adapt"] | adapt}
+    assert [row[-1] for row in recipe_rows(dataclasses.replace(record, config=config))] == starts
 
 
 def test_comparison_has_the_figures_of_the_summary(run: Run) -> None:

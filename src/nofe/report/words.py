@@ -81,12 +81,17 @@ def _alternation(config: dict[str, Any]) -> str:
 def recipe_rows(record: Record) -> list[tuple[str, ...]]:
     """How each network was trained, under RECIPE_HEAD."""
     config = record.config
+    adapt = config.get("adapt", {})  # of older runs, none
+    weights = {"": "random weights", "pretrained": "pretrained weights"}.get(given := adapt.get("weights", ""), given)
+    starts = STARTS | {"random": weights}
     recipes = {
-        "base": (config["experts"], "random weights"),
-        "base-paper": (config["base"]["paper"], "random weights"),
-        "generalist": (config["generalist"], STARTS[config["generalist"]["start"]]),
-        "experts": (config["experts"], STARTS[config["experts"]["start"]]),
+        "base": (config["experts"], weights),
+        "base-paper": (config["base"]["paper"], weights),
+        "generalist": (config["generalist"], starts[config["generalist"]["start"]]),
+        "experts": (config["experts"], starts[config["experts"]["start"]]),
     }
+    if adapt.get("frozen_trunk"):
+        recipes = {stage: (recipe, f"{start}; the trunk frozen") for stage, (recipe, start) in recipes.items()}
     return [(network_name(stage, record.specialties.count), *_recipe(*recipes[stage])) for stage in record.networks]
 
 
