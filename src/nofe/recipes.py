@@ -11,6 +11,7 @@ from typing import Any
 
 from nofe.architectures import ARCHITECTURES, Architecture, architecture_named
 from nofe.architectures.matched import MATCHED
+from nofe.architectures.zoo import SMALL_IMAGES
 from nofe.config import BaseConfig, DataConfig, RunConfig, SpecialtiesConfig, as_setting, from_json, with_settings
 from nofe.data.batches import Augmentation
 from nofe.errors import UserError
@@ -248,7 +249,6 @@ FINETUNE = _alike(
     label_smoothing=0.1,
     augmentation=Augmentation(padding=4, mirror=True),
 )
-SMALL_IMAGES = 64  # pixels up to which images are padded before they are cropped; larger ones have a margin
 PAPER = "paper"
 BY_NAME = {"modern": MODERN, "adamw": ADAMW, "finetune": FINETUNE}
 SUMMARIES = {

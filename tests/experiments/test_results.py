@@ -340,15 +340,22 @@ def dated(result: dict[str, Any], date: str, file: str, **more: Any) -> dict[str
 
 def test_a_seed_that_was_trained_twice_counts_twice_and_a_copy_once(quick: dict[str, Any]) -> None:
     older = dated(with_figures(quick, 0, base=0.40, experts=0.41), "2026-11-15T10:00:00+00:00", "gpu/a.json")
-    newer = dated(with_figures(quick, 0, base=0.40, experts=0.47), "2026-11-16T10:00:00+00:00", "gpu/b.json")
+    newer = dated(with_figures(quick, 0, base=0.4001, experts=0.47), "2026-11-16T10:00:00+00:00", "gpu/b.json")
+    newer["networks"]["experts"]["seconds"] += 1
     base, experts = (row_of("table-3", f"alexnet-quick-c100: {label}") for label in ("base, its own recipe", "experts"))
     for order in ([older, newer], [newer, older]):
         index = Index(order)
         assert [round(each.accuracy, 2) for each in index.of(experts)] == [41.0, 47.0], "the older run first"
-        assert len(index.of(base)) == 1, "the same figures: the second run took the base over from the first"
+        assert len(index.of(base)) == 1, "the same epochs: the second run took it over, and tested it again"
         page = results_page(order, BENCHMARKS)
         assert "| alexnet-quick-c100: experts | 44.00 ± 4.24 (n=2) | 41.00, 47.00 |" in page
         assert "Other runs" not in page
+
+
+def test_any_seed_counts(quick: dict[str, Any]) -> None:
+    page = results_page([with_figures(quick, 1234, experts=0.41)], BENCHMARKS)
+    assert "| alexnet-quick-c100: experts | 41.00 (n=1) | 41.00 |" in page
+    assert "Other runs" not in page
 
 
 def test_by_ten_crops_a_run_counts_with_its_own_figures(quick: dict[str, Any]) -> None:
@@ -357,6 +364,7 @@ def test_by_ten_crops_a_run_counts_with_its_own_figures(quick: dict[str, Any]) -
         on_imagenet(quick, row, ten_crops={"experts": {"top_1": top_1, "top_5": 0.8}}, file=f"{place}.json")
         for place, top_1 in enumerate((0.6, 0.62))
     ]
+    made[1]["networks"] = {"experts": made[1]["networks"]["experts"] | {"seconds": 2.0}}
     by_one_crop = on_imagenet(quick, row, file="2.json")
     assert [round(each.accuracy, 2) for each in Index([*made, by_one_crop]).of(row)] == [60.0, 62.0]
 

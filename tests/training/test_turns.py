@@ -61,6 +61,7 @@ def test_after_one_that_failed_the_next_is_alone() -> None:
     assert all(began >= second[1] for began, _ in others)
 
 
+@pytest.mark.timeout(20)  # for ever, if it were
 def test_what_is_done_is_not_waited_for() -> None:
     with first_alone("alexnet"):
         pass
@@ -68,6 +69,7 @@ def test_what_is_done_is_not_waited_for() -> None:
         pass
 
 
+@pytest.mark.timeout(20)  # for ever, if it were
 def test_without_a_cache_nothing_is_waited_for(cache: Path) -> None:
     cache.write_text("a file where a folder should be")
     with first_alone("alexnet"), first_alone("alexnet"):

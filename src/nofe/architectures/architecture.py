@@ -77,5 +77,5 @@ class Architecture:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many numbers training changes: weights and biases, no buffers."""
+    """How many numbers are weights and biases, frozen or not; no buffers."""
     return sum(parameter.numel() for parameter in model.parameters())

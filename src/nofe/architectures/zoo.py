@@ -31,7 +31,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # In training these two give the logits of side branches as well, and their weights are for pixels of -1..1.
 WITH_EXTRA_OUTPUTS = ("googlenet", "inception_v3")
 INCEPTION_STD = (0.5, 0.5, 0.5)
-SMALL_IMAGES = 64  # pixels up to which images are stored as they are read; larger ones have a margin to crop from
+# Pixels up to which images are stored as they are read, and padded before they are cropped; larger ones have a margin.
+SMALL_IMAGES = 64
 
 _trusted: set[str] = set()
 

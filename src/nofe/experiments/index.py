@@ -10,8 +10,6 @@ from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.reproduce import Job
 from nofe.experiments.tables import TABLES, Experiment, Row
 
-MOST_SEEDS = 20
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -35,6 +33,8 @@ class Index:
     def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
         self._by_key: dict[str, list[Measured]] = defaultdict(list)
         self._by_experiment: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)  # newest first
+        results = list(results)
+        self._seeds = sorted({result["config"]["seed"] for result in results})
         for result in sorted(results, key=age, reverse=True):
             keys = keys_of(result)
             for stage, key in keys.items():
@@ -46,7 +46,7 @@ class Index:
 
     def of(self, row: Row) -> list[Measured]:
         """Every run of a row, by seed, a seed's oldest first."""
-        keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in range(MOST_SEEDS))
+        keys = (keys_of_experiment(row.experiment, seed)[row.network] for seed in self._seeds)
         found = [each for key in keys for each in reversed(self._by_key.get(key, []))]
         if row.crops > 1:
             found = [_by_ten_crops(each) for each in found if each.stage in each.result.get("ten_crops", {})]
@@ -55,7 +55,7 @@ class Index:
     def measures(self, experiment: Experiment, measure: str) -> dict[int, Any]:
         """What was measured beside accuracy on the runs of an experiment, by seed."""
         found = {}
-        for seed in range(MOST_SEEDS):
+        for seed in self._seeds:
             for result in self._by_experiment.get((experiment.name, seed), ()):
                 if measure in result and Job(experiment, seed).made(result):  # else it is of an earlier recipe
                     found[seed] = result[measure]
@@ -64,23 +64,26 @@ class Index:
 
     def in_tables(self, result: Mapping[str, Any]) -> bool:
         """Whether some table has a row for one of its networks."""
-        keys = keys_of(result)
-        return any(keys[stage] in _wanted_keys() for stage in result["networks"] if stage in keys)
+        keys, wanted = keys_of(result), _keys_of_rows(result["config"]["seed"])
+        return any(keys[stage] in wanted for stage in result["networks"] if stage in keys)
 
 
 def _without_copies(measured: Iterable[Measured]) -> list[Measured]:
-    """One of each training: a run that took a stage over from another has its figures, to the second."""
-    return list({(each.seed, each.accuracy, each.seconds): each for each in measured}.values())
+    """One of each training: a run that took a stage over from another has its epochs, to the millisecond.
+
+    Not so its last figure, which is measured again: on a GPU an image may change sides.
+    """
+    trainings = {}
+    for each in measured:
+        by_epoch = each.result.get("test_accuracy_by_epoch", {}).get(each.stage, ())
+        trainings[each.seed, each.seconds, tuple(by_epoch)] = each
+    return list(trainings.values())
 
 
 @functools.cache
-def _wanted_keys() -> frozenset[str]:
-    return frozenset(
-        keys_of_experiment(row.experiment, seed)[row.network]
-        for table in TABLES.values()
-        for row in table.rows
-        for seed in range(MOST_SEEDS)
-    )
+def _keys_of_rows(seed: int) -> frozenset[str]:
+    rows = (row for table in TABLES.values() for row in table.rows)
+    return frozenset(keys_of_experiment(row.experiment, seed)[row.network] for row in rows)
 
 
 def age(result: Mapping[str, Any]) -> tuple[str, str]:
