@@ -202,6 +202,7 @@ def test_a_run_that_was_begun_with_a_random_frozen_trunk_goes_on(
     config = configure(dataset.name, "small", 2, settings=settings)
     monkeypatch.setattr("nofe.task.require_same_images", lambda *_: None)
     with open_run(out, resume=False, check=lambda _: None) as begun:
+        begun.write_json(runs.ENVIRONMENT, {})
         begun.write_json(runs.CONFIG, to_json(config))
         assert prepare(config, dataset, begun, make_runtime("cpu"), Silent()).config.adapt.frozen_trunk
 

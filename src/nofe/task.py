@@ -53,7 +53,8 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         require_same_images(dataset, run)
         require_same_files(config, run)
         config = configuration.from_json(run.read_config())  # in which data that was moved has its first place
-        torch.set_num_threads(run.read_json(runs.ENVIRONMENT)["threads"])  # another number rounds otherwise
+        then = run.read_json(runs.ENVIRONMENT)
+        torch.set_num_threads(then.get("threads", torch.get_num_threads()))  # another number rounds otherwise
     else:
         run.discard_all()  # what an earlier configuration may have left here
         found = {"data": _described(dataset), "files": files_of(config)}
