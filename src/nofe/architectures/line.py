@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from nofe.architectures.images_first import without_counting_images
-from nofe.architectures.modes import LAYER, DependsOnMode, followed_in_both_modes
+from nofe.architectures.modes import LAYER, DependsOnMode, Follower, SwitchedError, followed_in_both_modes
 from nofe.errors import UserError
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
@@ -24,6 +24,10 @@ ROOT = "model"
 SOFTMAX = (
     nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax",
 )  # fmt: skip
+INSTEAD_OF = {
+    "gradients": "freeze the layers with requires_grad_(False), or detach() what they give",
+    "autocast": "put it around the whole model, where it is called, or into the forward of a layer",
+}
 LOOKS_AT_SHAPE: set[Any] = {"dim", "size", getattr, torch._assert}
 
 
@@ -144,7 +148,7 @@ def _is_sequential(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Follower):
     def __init__(self, opens: Callable[[nn.Module, str], bool]) -> None:
         super().__init__()
         self._opens = opens
@@ -172,6 +176,11 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
             f"{name}: {type(model).__name__}.forward does something else in training ({error.step.name}); "
             "write dropout as nn.Dropout, and build it without outputs for training alone (torchvision: "
             "aux_logits=False)"
+        ) from error
+    except SwitchedError as error:
+        raise UserError(
+            f"{name}: {type(model).__name__}.forward switches {error.switch} for some of its layers (from {error.step} "
+            f"on), which a network cut out of it would not; {INSTEAD_OF[error.switch]}"
         ) from error
     except Exception as error:  # fx says in many ways that it cannot follow the code
         raise UserError(
