@@ -7,6 +7,7 @@ other inner structure is a block and stays whole. Names are the model's own, so 
 
 import copy
 import difflib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,6 +22,7 @@ from nofe.errors import UserError
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
 ROOT = "model"
+OTHER_CHANNELS = (1, 4, 2)  # grey, with transparency or infrared; a pair
 SOFTMAX = (
     nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax",
 )  # fmt: skip
@@ -96,6 +98,7 @@ def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Lin
 
     Layers that stand for functions are added to `model`, here and by `part_of`.
     """
+    require_images_alone(model, name)
     stages = _stage_classes(model)
     on_the_way = {opened[:end] for end in range(len(opened)) if opened[end] == "."}
 
@@ -277,9 +280,10 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
             logits = model.eval()(image)
     except Exception as error:
         require_shapes_alone(error, name)
+        require_three_channels(model, name, image)
         raise UserError(
             f"{name}: cannot read images of three colours and {image.shape[-1]} pixels ({first_line(error)}); name "
-            "another size, as in NAME@224, or begin with a layer for three channels"
+            "another size, as NAME@224 or image_size=224"
         ) from error
     finally:
         model.train(was_training)
@@ -341,6 +345,36 @@ def require_shapes_alone(error: Exception, name: str) -> None:
             f"{name}: a layer goes by the values that it reads, not by their shapes alone ({first_line(error)}), so "
             "that it has no one structure to share out; take that out of its forward"
         ) from error
+
+
+def require_images_alone(model: nn.Module, name: str) -> None:
+    try:
+        inspect.signature(model.forward).bind("images")
+    except TypeError as error:
+        raise UserError(
+            f"{name}: its forward cannot be called with images alone ({error}); give further arguments defaults, or "
+            "pass a module around it that takes images"
+        ) from error
+
+
+def require_three_channels(model: nn.Module, name: str, image: Tensor) -> None:
+    """Of a model in evaluation that does not read `image`."""
+    for channels in OTHER_CHANNELS:
+        try:
+            with torch.no_grad():
+                model(image.new_zeros(1, channels, *image.shape[2:]))
+        except Exception:  # whatever the code of a layer says
+            continue
+        raise UserError(
+            f"{name}: reads images of {channels} channel{'s' if channels > 1 else ''}, and images here have three; "
+            "begin it with a layer for three"
+        )
+
+
+def floating_dtype(model: nn.Module) -> torch.dtype:
+    """What the model computes in, and reads images in."""
+    kinds = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return next(kinds, torch.get_default_dtype())
 
 
 def first_line(error: Exception) -> str:

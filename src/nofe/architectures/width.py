@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture, parameter_count
 from nofe.architectures.fit import NORMS, drawn_like, fit
-from nofe.architectures.line import OneInput
+from nofe.architectures.line import OneInput, floating_dtype
 from nofe.errors import UserError
 
 STEPS = 64  # widths that a budget is met with are multiples of 1 / 64
@@ -68,8 +68,9 @@ def width_within(architecture: Architecture, parameters: int, sizes: list[int]) 
 def features_of(architecture: Architecture) -> tuple[int, ...]:
     """Shape of what the trunk gives for one image."""
     with torch.device("meta"), torch.no_grad():
-        images = torch.zeros(1, 3, architecture.input_size, architecture.input_size)
-        return tuple(architecture.trunk_of_experts().eval()(images).shape)
+        trunk = architecture.trunk_of_experts().eval()
+        images = torch.zeros(1, 3, architecture.input_size, architecture.input_size, dtype=floating_dtype(trunk))
+        return tuple(trunk(images).shape)
 
 
 def scale_width(branch: nn.Module, width: float, features: tuple[int, ...]) -> None:
