@@ -255,6 +255,7 @@ def doubled(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
+        (with_norm(weight_norm, "layer2.1.conv"), {"width": 0.5}, "the weight of block.conv is parametrized"),
         (with_norm(orthogonal, "fc"), {}, "fc: its weight is parametrized in a way that fits one number of outputs"),
         (with_norm(doubled, "layer2.1.conv"), {}, "the weight of layer2.1.conv is parametrized, and cannot be drawn"),
         (with_norm(torch.nn.utils.spectral_norm, "stem"), {}, "stem has torch.nn.utils.spectral_norm"),
@@ -311,6 +312,7 @@ def of_channels(channels: int) -> nn.Module:
         (of_channels(1), {}, "reads images of 1 channel, and images here have three"),
         (of_channels(4), {"image_size": 32}, "reads images of 4 channels, and images here have three"),
         (Net(nn.Sequential(nn.Linear(8, 7), nn.BatchNorm1d(7))), {}, "end the model with fc.0"),
+        (Net(), {"cut": "fc", "width": 0.5}, "width=0.5: changes nothing in the branches of Net"),
     ],
 )  # fmt: skip
 def test_what_is_given_wrong_is_said_in_one_line(model: nn.Module, options: dict[str, object], said: str) -> None:

@@ -85,7 +85,7 @@ def _converted(
 
     from_model = adapted(copied, name, size, cut=cut, branch=branch)
     new = adapted(drawn, name, size, cut=cut, branch=branch)
-    width_of = with_branch_width(from_model if cut else new, width)
+    width_of = with_branch_width(from_model if cut else new, width, "width")
     copies_branches = bool(cut) and branch is None
     classifier = model.get_submodule(last)
     has_rows = outputs_of(classifier) == specialties.classes
