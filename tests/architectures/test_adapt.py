@@ -403,8 +403,8 @@ class OwnChoice(nn.Module):
         (Cosine(), ["the weights of fc, which is never called", "self.fc(x)"]),
         (scripted(plain()), ["torch.jit", "pass what it was made from"]),
         (nn.Sequential(OwnChoice(), *plain()), ["goes by the values that it reads", "take that out"]),
-        (nn.Sequential(nn.Conv2d(1, 3, 1), *plain()), ["three channels", "224 pixels: Invalid channel"]),
-        (timm.create_model("levit_128s", num_classes=6), ["head_dist.linear alone", "head.linear", "distilled=False"]),
+        (nn.Sequential(nn.Conv2d(1, 3, 1), *plain()), ["reads images of 1 channel,", "images here have three"]),
+        (timm.create_model("levit_128s", num_classes=6), ["head_dist.linear alone", "head.linear", "timm:levit_128s"]),
         (torchvision.models.googlenet(num_classes=6, init_weights=False), ["something else in training", "aux_logits"]),
     ],
 )
@@ -757,6 +757,31 @@ def test_narrow_branches_are_smaller_and_run_fused(name: str) -> None:
     expected = branches.train()(given)
     again = fuse(branches.train())(given)
     torch.testing.assert_close(again, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("timm:xcit_nano_12_p16_224", "changes nothing in the branches of timm:xcit_nano_12_p16_224"),
+        ("timm:res2net50_14w_8s", "each width is that of a shortcut, or read by code that cannot be followed"),
+        ("timm:eca_nfnet_l0", "cannot be scaled (weight should contain 192 elements not 384)"),
+    ],
+)
+def test_branches_that_cannot_be_narrowed_are_not_passed_off_as_narrow(name: str, said: str) -> None:
+    whole = architecture_named(name)
+    with torch.device("meta"), pytest.raises(UserError, match=r"^branch_width=0\.5: ") as error:
+        with_branch_width(whole, 0.5).branch(3)
+    assert said in str(error.value)
+    enough = sizes_of(whole, 10, 4, 224)["experts"].parameters
+    kept = architecture_with(name, AdaptConfig(parameters=enough), 10, 4)
+    assert sizes_of(kept, 10, 4, 224)["experts"].parameters == enough
+    with pytest.raises(UserError, match=r"at the least|cannot be scaled"):
+        architecture_with(name, AdaptConfig(parameters=enough // 2), 10, 4)
+
+
+def test_a_width_that_rounding_takes_back_is_said() -> None:
+    with pytest.raises(UserError, match=r"branch_width=0\.99: is rounded back to 1"):
+        with_branch_width(architecture_named("timm:test_resnet@32"), 0.99).branch(3)
 
 
 def test_a_limit_on_parameters_is_kept_and_used() -> None:

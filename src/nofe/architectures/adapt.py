@@ -15,7 +15,15 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture
 from nofe.architectures.fit import fit, keep_size, shorten
-from nofe.architectures.line import Line, first_line, line_of, names_of_shared_weights, part_of, require_module
+from nofe.architectures.line import (
+    Line,
+    first_line,
+    floating_dtype,
+    line_of,
+    names_of_shared_weights,
+    part_of,
+    require_module,
+)  # fmt: skip
 from nofe.architectures.modes import LAYER
 from nofe.errors import UserError
 
@@ -63,6 +71,10 @@ class Plan:
     classifier: str  # path of the layer with one output for each class
     outputs: int  # logits of one image
 
+    def is_in_branch(self, path: str) -> bool:
+        """Whether a branch reads this layer, or a weight of this name."""
+        return any(_is_read(path, graph) for graph in (self.block, self.tail) if graph is not None)
+
 
 def adapted(
     build: Build,
@@ -85,8 +97,9 @@ def adapted(
     @functools.cache
     def plan() -> Plan:
         with torch.device("meta"):
-            image = torch.zeros(1, 3, input_size, input_size)
-            planned = plan_of(build(2), image, name, cut=cut, scaled=std is not None)
+            model = build(2)
+            image = torch.zeros(1, 3, input_size, input_size, dtype=floating_dtype(model))
+            planned = plan_of(model, image, name, cut=cut, scaled=std is not None)
         if planned.outputs != 2:
             raise UserError(
                 f"{name}: gives {planned.outputs} logits where 2 classes were asked for; pass the number on to "

@@ -1,12 +1,12 @@
 """Layers made to read what they are given: other channels than they were built for, and the same map size."""
 
+import functools
 import math
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-
-from nofe.errors import UserError
+from torch.nn.utils import parametrize
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 SKIP_FLAGS = ("has_skip", "use_res_connect")  # of timm and torchvision: a block adds its input where sizes allow
@@ -14,8 +14,8 @@ SKIP_FLAGS = ("has_skip", "use_res_connect")  # of timm and torchvision: a block
 
 def fit(module: nn.Module, features: Tensor) -> Tensor:
     """Run `module` on `features`, and give every layer that reads another number of channels new weights for it."""
-    layers = [each for each in module.modules() if isinstance(each, (nn.Conv2d, nn.Linear, *NORMS))]
-    hooks = [layer.register_forward_pre_hook(_fit_layer) for layer in layers]
+    layers = [named for named in module.named_modules() if isinstance(named[1], (nn.Conv2d, nn.Linear, *NORMS))]
+    hooks = [layer.register_forward_pre_hook(functools.partial(_fit_layer, path)) for path, layer in layers]
     was_training = module.training
     try:
         with torch.no_grad():
@@ -72,58 +72,27 @@ def _pad(layer: nn.Conv2d) -> None:
         layer.padding = cast("tuple[int, int]", padding)
 
 
-def outputs_of(layer: nn.Module) -> int:
-    return int(cast(Tensor, layer.weight).shape[0])
-
-
-def with_outputs(model: nn.Module, path: str, outputs: int) -> None:
-    """Put a new layer of so many outputs in the place of the classifier of `model`."""
-    layer = model.get_submodule(path)
-    place = {"device": cast(Tensor, layer.weight).device, "dtype": cast(Tensor, layer.weight).dtype}
-    if isinstance(layer, nn.Linear):
-        new: nn.Module = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None, **cast(Any, place))
-    elif isinstance(layer, nn.Conv2d) and layer.groups == 1:
-        new = nn.Conv2d(
-            layer.in_channels,
-            outputs,
-            cast(Any, layer.kernel_size),
-            cast(Any, layer.stride),
-            cast(Any, layer.padding),
-            cast(Any, layer.dilation),
-            bias=layer.bias is not None,
-            **cast(Any, place),
-        )
-    else:
-        raise UserError(
-            f"{path} ({type(layer).__name__}): a classifier is a linear layer or a convolution without groups"
-        )
-    model.set_submodule(path, new)
-
-
-def drawn_anew(module: nn.Module) -> None:
-    """New weights by torch's own initialisers, all to be learned; what has none (scales, tokens) keeps its values."""
-    module.requires_grad_(True)
-    for each in module.modules():
-        reset = getattr(each, "reset_parameters", None) or getattr(each, "_reset_parameters", None)
-        if callable(reset) and next(each.parameters(), None) is not None:
-            reset()
-
-
-def _fit_layer(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+def _fit_layer(path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
     shape = inputs[0].shape
     if isinstance(layer, nn.Conv2d):
-        _fit_convolution(layer, int(shape[1]))
+        if layer.in_channels != shape[1]:
+            require_own_weight(layer, path)
+            _fit_convolution(layer, int(shape[1]))
     elif isinstance(layer, nn.Linear):
         if layer.in_features != shape[-1]:
+            require_own_weight(layer, path)
             layer.in_features, weight = int(shape[-1]), layer.weight
             layer.weight = drawn_like(weight, (len(weight), layer.in_features))
     else:
         _fit_norm(layer, shape)
 
 
+def require_own_weight(layer: nn.Module, path: str) -> None:
+    if parametrize.is_parametrized(layer):
+        raise ValueError(f"the weight of {path} is parametrized, and has one size")
+
+
 def _fit_convolution(layer: nn.Conv2d, channels: int) -> None:
-    if layer.in_channels == channels:
-        return
     weight, depthwise = layer.weight, layer.groups == layer.in_channels > 1
     if depthwise:
         layer.out_channels = layer.out_channels // layer.in_channels * channels

@@ -7,6 +7,7 @@ other inner structure is a block and stays whole. Names are the model's own, so 
 
 import copy
 import difflib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,14 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from nofe.architectures.images_first import without_counting_images
-from nofe.architectures.modes import LAYER, DependsOnMode, followed_in_both_modes
+from nofe.architectures.modes import LAYER, DependsOnMode, Follower, SwitchedError, followed_in_both_modes
 from nofe.errors import UserError
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
 ROOT = "model"
+OTHER_CHANNELS = (1, 4, 2)  # grey, with transparency or infrared; a pair
 SOFTMAX = (
     nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax",
 )  # fmt: skip
+INSTEAD_OF = {
+    "gradients": "freeze the layers with requires_grad_(False), or detach() what they give",
+    "autocast": "put it around the whole model, where it is called, or into the forward of a layer",
+}
 LOOKS_AT_SHAPE: set[Any] = {"dim", "size", getattr, torch._assert}
 
 
@@ -92,6 +98,7 @@ def line_of(model: nn.Module, image: Tensor, name: str, opened: str = "") -> Lin
 
     Layers that stand for functions are added to `model`, here and by `part_of`.
     """
+    require_images_alone(model, name)
     stages = _stage_classes(model)
     on_the_way = {opened[:end] for end in range(len(opened)) if opened[end] == "."}
 
@@ -144,7 +151,7 @@ def _is_sequential(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Follower):
     def __init__(self, opens: Callable[[nn.Module, str], bool]) -> None:
         super().__init__()
         self._opens = opens
@@ -172,6 +179,11 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
             f"{name}: {type(model).__name__}.forward does something else in training ({error.step.name}); "
             "write dropout as nn.Dropout, and build it without outputs for training alone (torchvision: "
             "aux_logits=False)"
+        ) from error
+    except SwitchedError as error:
+        raise UserError(
+            f"{name}: {type(model).__name__}.forward switches {error.switch} for some of its layers (from {error.step} "
+            f"on), which a network cut out of it would not; {INSTEAD_OF[error.switch]}"
         ) from error
     except Exception as error:  # fx says in many ways that it cannot follow the code
         raise UserError(
@@ -268,9 +280,10 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
             logits = model.eval()(image)
     except Exception as error:
         require_shapes_alone(error, name)
+        require_three_channels(model, name, image)
         raise UserError(
             f"{name}: cannot read images of three colours and {image.shape[-1]} pixels ({first_line(error)}); name "
-            "another size, as in NAME@224, or begin with a layer for three channels"
+            "another size, as NAME@224 or image_size=224"
         ) from error
     finally:
         model.train(was_training)
@@ -332,6 +345,36 @@ def require_shapes_alone(error: Exception, name: str) -> None:
             f"{name}: a layer goes by the values that it reads, not by their shapes alone ({first_line(error)}), so "
             "that it has no one structure to share out; take that out of its forward"
         ) from error
+
+
+def require_images_alone(model: nn.Module, name: str) -> None:
+    try:
+        inspect.signature(model.forward).bind("images")
+    except TypeError as error:
+        raise UserError(
+            f"{name}: its forward cannot be called with images alone ({error}); give further arguments defaults, or "
+            "pass a module around it that takes images"
+        ) from error
+
+
+def require_three_channels(model: nn.Module, name: str, image: Tensor) -> None:
+    """Of a model in evaluation that does not read `image`."""
+    for channels in OTHER_CHANNELS:
+        try:
+            with torch.no_grad():
+                model(image.new_zeros(1, channels, *image.shape[2:]))
+        except Exception:  # whatever the code of a layer says
+            continue
+        raise UserError(
+            f"{name}: reads images of {channels} channel{'s' if channels > 1 else ''}, and images here have three; "
+            "begin it with a layer for three"
+        )
+
+
+def floating_dtype(model: nn.Module) -> torch.dtype:
+    """What the model computes in, and reads images in."""
+    kinds = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return next(kinds, torch.get_default_dtype())
 
 
 def first_line(error: Exception) -> str:

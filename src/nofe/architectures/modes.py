@@ -36,6 +36,35 @@ class DrawsNumbersError(Exception):
         super().__init__("draws random numbers, which would be the same ever after")
 
 
+class SwitchedError(Exception):
+    """Code that switches something for some of its steps (no_grad, autocast), which a graph of them does not keep."""
+
+    def __init__(self, switch: str, step: str) -> None:
+        super().__init__(f"switches {switch} for {step}, which would be lost")
+        self.switch, self.step = switch, step
+
+
+class Follower(fx.Tracer):
+    """Notices what is switched on the way."""
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        self._switches = _switches()
+        return super().trace(root, concrete_args)
+
+    def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
+        for switch, state in _switches().items():
+            if state != self._switches[switch]:
+                raise SwitchedError(switch, str(getattr(target, "__name__", target)).removeprefix("model."))
+        return super().create_node(kind, target, *rest, **named)
+
+
+def _switches() -> dict[str, bool]:
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+    }
+
+
 def followed_in_both_modes(model: nn.Module, follow: Callable[[nn.Module], fx.Graph]) -> fx.Graph:
     """What `follow` gives in training, with the layer noted at each function that drops in training alone."""
     modes = {module: module.training for module in model.modules()}

@@ -14,21 +14,22 @@ import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.architecture import Architecture, parameter_count
-from nofe.architectures.fit import NORMS, drawn_like, fit
-from nofe.architectures.line import OneInput
+from nofe.architectures.fit import NORMS, drawn_like, fit, require_own_weight
+from nofe.architectures.line import OneInput, first_line, floating_dtype
 from nofe.errors import UserError
 
 STEPS = 64  # widths that a budget is met with are multiples of 1 / 64
 ROUND_FROM, ROUND_TO = 32, 8  # larger widths are multiples of 8, which kernels like
 UNKNOWN = ("Attention",)
+INSTEAD = "leave that out, and for smaller branches name a later layer to cut at (cut=)"
 
 
-def with_branch_width(architecture: Architecture, width: float) -> Architecture:
-    """The same network with branches of this part of their width."""
+def with_branch_width(architecture: Architecture, width: float, option: str = "branch_width") -> Architecture:
+    """The same network with branches of this part of their width; `option` is what its user calls it."""
     if width == 1:
         return architecture
     if width <= 0:
-        raise UserError(f"branch_width={width:g}: out of range; use a number above 0, such as 0.5")
+        raise UserError(f"{option}={width:g}: out of range; use a number above 0, such as 0.5")
 
     @functools.cache
     def features() -> tuple[int, ...]:
@@ -36,29 +37,51 @@ def with_branch_width(architecture: Architecture, width: float) -> Architecture:
 
     def branch(outputs: int) -> nn.Module:
         made = architecture.branch(outputs)
-        scale_width(made, width, features())
+        whole = parameter_count(made)
+        _scale(made, width, features(), f"{option}={width:g}", architecture.name)
+        if parameter_count(made) == whole:  # whoever narrows branches has room for so many parameters and no more
+            if _free_layers(made):
+                raise UserError(f"{option}={width:g}: is rounded back to 1 in {architecture.name}; use another number")
+            raise UserError(
+                f"{option}={width:g}: changes nothing in the branches of {architecture.name}, where each width is that "
+                f"of a shortcut, or read by code that cannot be followed; {INSTEAD}"
+            )
         return made
 
     return replace(architecture, branch=branch, branch_is_head=False)
+
+
+def _scale(branch: nn.Module, width: float, features: tuple[int, ...], asked: str, name: str) -> None:
+    try:
+        scale_width(branch, width, features)
+    except Exception as error:  # whatever a layer says that reads another width than it was written for
+        raise UserError(f"{asked}: the branches of {name} cannot be scaled ({first_line(error)}); {INSTEAD}") from error
 
 
 def width_within(architecture: Architecture, parameters: int, sizes: list[int]) -> float:
     """The largest width, at most 1, at which trunk and branches have no more than so many parameters."""
     with torch.device("meta"):
         trunk = parameter_count(architecture.trunk_of_experts())
+        features = features_of(architecture)
 
         def total(step: int) -> int:
-            branch = with_branch_width(architecture, step / STEPS).branch
-            of_size = {size: parameter_count(branch(size)) for size in set(sizes)}
+            of_size = {}
+            for size in set(sizes):
+                branch = architecture.branch(size)
+                if step != STEPS:
+                    _scale(branch, step / STEPS, features, f"parameters={parameters:,}", architecture.name)
+                of_size[size] = parameter_count(branch)
             return trunk + sum(of_size[size] for size in sizes)
 
+        if total(STEPS) <= parameters:
+            return 1.0
         smallest = total(1)
         if smallest > parameters:
             raise UserError(
                 f"parameters={parameters:,}: {architecture.name} with {len(sizes)} experts has {smallest:,} at the "
                 f"least, {trunk:,} of them in the trunk; allow more, or take fewer experts"
             )
-        low, high = 1, STEPS + 1  # fits, does not
+        low, high = 1, STEPS  # fits, does not
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if total(middle) <= parameters else (low, middle)
@@ -68,13 +91,16 @@ def width_within(architecture: Architecture, parameters: int, sizes: list[int]) 
 def features_of(architecture: Architecture) -> tuple[int, ...]:
     """Shape of what the trunk gives for one image."""
     with torch.device("meta"), torch.no_grad():
-        images = torch.zeros(1, 3, architecture.input_size, architecture.input_size)
-        return tuple(architecture.trunk_of_experts().eval()(images).shape)
+        trunk = architecture.trunk_of_experts().eval()
+        images = torch.zeros(1, 3, architecture.input_size, architecture.input_size, dtype=floating_dtype(trunk))
+        return tuple(trunk(images).shape)
 
 
 def scale_width(branch: nn.Module, width: float, features: tuple[int, ...]) -> None:
     """In place; layers of another size are drawn anew, with the spread that they had."""
+    path_of = {layer: path for path, layer in branch.named_modules()}
     for layer, multiple in _free_layers(branch):
+        require_own_weight(layer, path_of[layer])
         outputs = len(layer.weight)
         multiple = math.lcm(multiple, ROUND_TO) if outputs >= ROUND_FROM else multiple
         _set_outputs(layer, max(multiple, multiple * round(outputs * width / multiple)))
@@ -118,12 +144,7 @@ def _trace(branch: nn.Module) -> fx.Graph:
                 _Tracer(closed).trace(OneInput(module))
             except Exception:  # fx says in many ways that it cannot follow the code
                 closed.add(module)
-    try:
-        return _Tracer(closed).trace(branch)
-    except Exception as error:
-        raise UserError(
-            f"branch_width: cannot follow {type(branch).__name__}.forward ({error}); leave the width at 1"
-        ) from error
+    return _Tracer(closed).trace(branch)
 
 
 class _Widths:

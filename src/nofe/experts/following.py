@@ -4,7 +4,7 @@ from torch import fx, nn
 
 from nofe.architectures.images_first import without_counting_images
 from nofe.architectures.line import OneInput
-from nofe.architectures.modes import DrawsNumbersError, followed_in_both_modes
+from nofe.architectures.modes import DrawsNumbersError, Follower, followed_in_both_modes
 from nofe.experts.kinds import NotFusable
 
 Leaves = tuple[type[nn.Module], ...]
@@ -13,7 +13,7 @@ DROPS_IMAGES = ("DropPath", "StochasticDepth")  # timm's and torchvision's, and 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Follower):
     def __init__(self, leaves: Leaves, whole: set[nn.Module]) -> None:
         super().__init__()
         self._leaves, self._whole = leaves, whole
