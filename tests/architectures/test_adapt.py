@@ -302,9 +302,12 @@ class Moves(nn.Sequential):
         return self.what(super().forward(images))
 
 
-def hooked() -> nn.Module:
+def hooked(before: bool = False) -> nn.Module:
     model = Moves(lambda logits: logits)
-    model[3].register_forward_hook(lambda *given: given[-1] * 5)
+    if before:
+        model[3].register_forward_pre_hook(lambda _, given: given[0] * 5)
+    else:
+        model[3].register_forward_hook(lambda *given: given[-1] * 5)
     return model
 
 
@@ -330,6 +333,7 @@ class DrawsAsItIsFollowed(nn.Sequential):
         (Moves(lambda logits: logits.flip(1)), "3", ["the rows of 3 give other logits", "convert it without cut="]),
         (Moves(lambda logits: logits.cumsum(1)), "3", ["the rows of 3 give other logits"]),
         (hooked(), "3", ["the rows of 3 give other logits", "or a hook on it"]),
+        (hooked(before=True), "3", ["the rows of 3 give other logits", "or a hook on it"]),
         (SideBySide(), "", ["what follows relu reads earlier layers"]),
         (DrawsAsItIsFollowed(*plain()), "", ["cannot follow DrawsAsItIsFollowed.forward (draws random numbers"]),
         (plain(), "conv3", ["cut=conv3: Sequential has no such layer", "did you mean 'conv2'?"]),

@@ -35,7 +35,8 @@ def with_outputs(model: nn.Module, path: str, outputs: int) -> None:
         else:
             tensors._buffers[own] = resized
     setattr(new, "out_features" if isinstance(new, nn.Linear) else "out_channels", outputs)
-    new._forward_hooks.clear()  # they were for the outputs that there were
+    for hooks in (new._forward_hooks, new._forward_pre_hooks):  # fused experts would not call them
+        hooks.clear()
     if drawn_anew(new):
         raise UserError(
             f"{path}: its weight is parametrized in a way that fits one number of outputs alone; take that off with "
