@@ -848,6 +848,21 @@ def test_results_writes_the_page_and_the_table_of_the_readme_above_it(tmp_path: 
     assert readme.read_text() == "no marks\n"
 
 
+@pytest.mark.parametrize("name", ["results.md", "speed.md"])
+def test_results_replaces_no_page_that_somebody_else_wrote(name: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    page, theirs = tmp_path / "docs" / "results.md", tmp_path / "docs" / name
+    theirs.parent.mkdir()
+    theirs.write_text("# My own\n")
+    arguments = ["results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path]
+    told = f"{theirs}: nofe results did not write it and would replace it; name another page with --page"
+    assert refusal(*arguments) == told
+    assert content(tmp_path) == {f"docs/{name}": b"# My own\n"}
+    theirs.unlink()
+    for _ in range(2):  # those that it wrote itself it writes again
+        assert answered(*arguments).endswith(f"wrote {page}\nwrote {page.with_name('speed.md')}\n")
+
+
 def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Typer ends with the code alone."""
 

@@ -31,6 +31,8 @@ from nofe.cli.options import (
 if TYPE_CHECKING:
     from nofe.side_by_side import Outcome
 
+MARK, SIZE_OF_A_HEAD = b"by `nofe results`", 1000  # what its own pages begin with, in so many bytes
+
 
 def sweep(
     dataset: DatasetName = None,
@@ -170,6 +172,10 @@ def results(
     from nofe.report.speed import speed_page
     from nofe.runs import Run, write_atomically
 
+    speed = page.with_name("speed.md") if benchmarks.is_dir() else None
+    _require_own_page(page)
+    if speed is not None:
+        _require_own_page(speed)
     for run in runs or []:
         print(f"wrote {file_result(Run(run), folder)}")
     found = read_results(folder)
@@ -181,7 +187,14 @@ def results(
     if readme.exists() and (text := readme.read_text()) != (made := with_table(text, comparison_table(Index(found)))):
         write_atomically(readme, made.encode())
         print(f"wrote the table of {readme}")
-    if benchmarks.is_dir():
-        speed = page.with_name("speed.md")
+    if speed is not None:
         write_atomically(speed, speed_page(benchmarks).encode())
         print(f"wrote {speed}")
+
+
+def _require_own_page(page: Path) -> None:
+    """That a page which is written anew is one that `nofe results` wrote; what somebody wrote by hand is not."""
+    from nofe.errors import UserError
+
+    if page.exists() and (not page.is_file() or MARK not in page.read_bytes()[:SIZE_OF_A_HEAD]):
+        raise UserError(f"{page}: nofe results did not write it and would replace it; name another page with --page")
