@@ -56,6 +56,13 @@ def shards(tmp_path: Path) -> Path:
     return root
 
 
+def test_test_shards_beside_val_are_told_of(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tar(shards / "val-000000.tar", samples(90, 2))
+    assert len(list_shards(shards).parts["test"]) == 2
+    told = "judged by val-*.tar, and test-*.tar (1 shard) is not read; move val-*.tar elsewhere to be judged by it"
+    assert caplog.messages == [f"{shards}: {told}"]
+
+
 def refusal(root: Path) -> str:
     with pytest.raises(UserError) as caught:
         list_shards(root)

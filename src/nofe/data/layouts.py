@@ -9,12 +9,13 @@ PATH/wnids.txt, train/, val/                  Tiny ImageNet's
 
 import logging
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
 from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, Files, Listing, fraction_of
-from nofe.data.unreadable import some_of
+from nofe.data.unreadable import counted, some_of
 from nofe.errors import UserError
 
 logger = logging.getLogger("nofe")
@@ -39,6 +40,7 @@ def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
     classes = _find_classes(train_folder)
     if test_folder is not None:
         _refuse_strangers(train_folder, test_folder, classes)
+        _tell_parts_not_read(path, train_folder, test_folder, test)
     _tell_images_beside_classes(train_folder)
     train = _list_images(train_folder, classes, path)
     _require_images_of_each(train, train_folder, classes)
@@ -284,6 +286,29 @@ def _tell_images_beside_classes(folder: Path) -> None:
             folder,
             f"{len(beside):,}",
             beside[0],
+        )
+
+
+def _tell_parts_not_read(path: Path, train_folder: Path, test_folder: Path, test: str) -> None:
+    """Beside val/ there may be a test/; who names a folder to judge by knows what is left."""
+    if train_folder == path or fraction_of(test) is None:
+        return
+    for name in subfolders(path):
+        images = walk(path / name)[0] if name.lower() in TEST_FOLDERS and path / name != test_folder else []
+        if not images:
+            continue
+        advice = (
+            f"judge a finished run by it with nofe evaluate RUN --dataset {shlex.quote(f'folder:{path / name}')}"
+            if subfolders(path / name)
+            else f"name what is in it with nofe predict RUN {shlex.quote(str(path / name))}"  # its labels are withheld
+        )
+        logger.warning(
+            "%s: judged by %s/, and %s/ (%s) is not read; %s",
+            path,
+            test_folder.name,
+            name,
+            counted(len(images), "image"),
+            advice,
         )
 
 

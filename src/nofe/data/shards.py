@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nofe.data.layouts import MAX_TEXT_BYTES, TEST_FOLDERS, read_lines
 from nofe.data.pictures import DEFAULT_TEST, Listing, Ranges
 from nofe.data.tar_index import ShardIndex, shard_index
+from nofe.data.unreadable import counted
 from nofe.errors import UserError
 
 logger = logging.getLogger("nofe")
@@ -78,6 +79,14 @@ def _find_shards(path: Path) -> dict[str, list[Path]]:
     if unknown:
         raise UserError(
             f"{found[min(unknown)][0]}: neither train-*.tar nor {', '.join(TEST_FOLDERS)}-*.tar; rename or remove it"
+        )
+    for other in sorted(found.keys() - {"train", judged}):
+        logger.warning(
+            "%s: judged by %s-*.tar, and %s is not read; move %s-*.tar elsewhere to be judged by it",
+            path,
+            judged,
+            f"{other}-*.tar ({counted(len(found[other]), 'shard')})",
+            judged,
         )
     return {"train": found["train"]} | ({"test": found[judged]} if judged else {})
 
