@@ -18,6 +18,7 @@ from nofe.data.survey import survey
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.data.workers import Workers
 from nofe.errors import UserError
+from nofe.files import from_home
 from nofe.run_images import images_of_finished_run
 from nofe.runs import Run
 from nofe.training.runtime import Runtime
@@ -53,6 +54,7 @@ def images_to_judge_by(
                 f"{run.path}: its images, {data.name}, came from Python, and cannot be read again here; judge the run "
                 "on labelled images with --dataset folder:PATH"
             )
+        _require_images_where_they_were(data, run)
         dataset = images_of_finished_run(replace(config, data=data), run, runtime)
         if dataset.class_names != class_names:
             raise UserError(f"{data.name}: has other classes than the run {run.path}; name the data it had")
@@ -74,6 +76,16 @@ def images_to_judge_by(
             "can no longer be told; put new images into a folder of their own and name that"
         )
     return _of_listing(listing, data, class_names, image_size, runtime)
+
+
+def _require_images_where_they_were(data: DataConfig, run: Run) -> None:
+    kind, _, path = data.name.partition(":")
+    if is_listed(data.name) and not from_home(path).exists():
+        counted_from = "" if from_home(path).is_absolute() else f", counted from {Path.cwd()}"
+        raise UserError(
+            f"{path}: no such folder{counted_from}, and {run.path} had its images there; say where they lie now with "
+            f"--dataset {kind}:PATH"
+        )
 
 
 def _require_named_test_images(listing: Listing, data: DataConfig, run: Run) -> None:

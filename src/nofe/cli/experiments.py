@@ -73,6 +73,7 @@ def sweep(
         "base.by": base,
         "precision": precision,
     }
+    _refuse_settings_of_the_sweep(set_ or [], {"seed": "--seeds"} | _chosen_by(experts, rule))
     if architecture is not None:
         trust(architecture)
     jobs = trainings(configured(chosen, set_ or []), range(seeds), experts or [], rule or [])
@@ -81,6 +82,21 @@ def sweep(
     outcome = run_all(jobs, out, options, at_once=at_once, minutes=minutes)
     print(f"\n{sweep_in_words(jobs, out)}\n\nThe runs are in {out}.")
     _require_all_done("sweep", outcome)
+
+
+def _chosen_by(experts: list[int] | None, rule: list[str] | None) -> dict[str, str]:
+    """The options that say what --set would say of the same fields."""
+    options = {"specialties.count": ("--experts", experts), "specialties.rule": ("--rule", rule)}
+    return {field: option for field, (option, given) in options.items() if given}
+
+
+def _refuse_settings_of_the_sweep(settings: list[str], option_of: dict[str, str]) -> None:
+    """What each run has of its own would be set aside."""
+    from nofe.errors import UserError
+
+    for setting in settings:
+        if option := option_of.get(setting.partition("=")[0].strip()):
+            raise UserError(f"--set {setting}: a sweep has it from {option}; leave one of them out")
 
 
 def reproduce(
