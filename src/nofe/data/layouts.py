@@ -15,8 +15,9 @@ from pathlib import Path
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
 from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, Files, Listing, fraction_of
-from nofe.data.unreadable import counted, some_of
+from nofe.data.unreadable import some_of
 from nofe.errors import UserError
+from nofe.suggestions import counted
 
 logger = logging.getLogger("nofe")
 

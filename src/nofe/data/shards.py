@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from nofe.data.layouts import MAX_TEXT_BYTES, TEST_FOLDERS, read_lines
 from nofe.data.pictures import DEFAULT_TEST, Listing, Ranges
 from nofe.data.tar_index import ShardIndex, shard_index
-from nofe.data.unreadable import counted
 from nofe.errors import UserError
+from nofe.suggestions import counted
 
 logger = logging.getLogger("nofe")
 

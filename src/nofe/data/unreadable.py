@@ -20,11 +20,6 @@ def stop_or_leave_out(where: str, unreadable: Sequence[str], count: int, *, skip
     logger.warning("%s; they are left out", found)
 
 
-def counted(number: int, thing: str) -> str:
-    """1 image, 2 images."""
-    return f"{number:,} {thing}{'s' * (number != 1)}"
-
-
 def some_of(names: Sequence[str]) -> str:
     """The first ten, and how many more there are."""
     more = [f"and {len(names) - NAMES_SHOWN:,} more"] if len(names) > NAMES_SHOWN else []
