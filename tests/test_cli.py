@@ -679,9 +679,13 @@ def test_predict_on_what_is_no_image(finished: Path, animals: Path, tmp_path: Pa
     told = "1 of 1 files cannot be read as images (first: {}, not JPEG,"
     assert told.format(text) in refusal("predict", finished, text)
     nowhere = tmp_path / "nowhere.png"
-    assert f"1 of 1 files cannot be read as images (first: {nowhere}, no such file" in refusal(
-        "predict", finished, nowhere
+    assert refusal("predict", finished, nowhere) == f"{nowhere}: no such file; check the path"
+    beside = command("predict", finished, nowhere, animals / "val" / "ant" / "0.png")
+    assert beside.out.count("class ") == 1
+    told_beside = (
+        f"1 of 2 files cannot be read as images (first: {nowhere}, no such file or directory); check the paths"
     )
+    assert (beside.code, beside.err) == (2, f"nofe: {told_beside}\n")
     assert "empty: holds no images" in refusal("predict", finished, empty)
     assert "Missing argument" in refusal("predict", finished)
     assert "--top" in refusal("predict", finished, text, "--top", "0")
@@ -709,6 +713,13 @@ def test_one_bad_file_loses_no_other_prediction(
     text = command("predict", finished, *files)
     assert text.code == 2
     assert f"{bad}\ncannot be read: truncated\n\n{good[4]}\nclass " in text.out
+
+
+def test_a_batch_larger_than_the_data_is_told_of(animals: Path, tmp_path: Path) -> None:
+    options = ["--set", "experts.batch=64", "--set", "until=base", "--set", "experts.epochs=1"]
+    said = answered("train", "--dataset", f"folder:{animals}", *SHORT, *options, "--out", tmp_path / "run")
+    cut = "experts.batch=64: more than there are training images, so a step sees all 32 of them"
+    assert said.splitlines()[1] == cut
 
 
 def test_predictions_come_as_batches_are_done(finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:

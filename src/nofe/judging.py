@@ -158,9 +158,11 @@ def _as_numbered(name: str, theirs: Sequence[str], ours: Sequence[str]) -> NDArr
     number_of = {class_name: number for number, class_name in enumerate(ours)}
     strangers = [class_name for class_name in theirs if class_name not in number_of]
     if strangers:
+        plural = "es" * (len(strangers) != 1)
         raise UserError(
             f"--dataset {name}: class {strangers[0]!r} is not among the {len(ours):,} of the run ({len(strangers):,} "
-            f"such classes in all; the run's first: {ours[0]!r}); name the class folders as the run's, or leave it out"
+            f"such class{plural} in all; the run's first: {ours[0]!r}); name the class folders as the run's, or leave "
+            "it out"
         )
     return np.array([number_of[class_name] for class_name in theirs], dtype=np.int64)
 

@@ -306,7 +306,8 @@ def test_a_run_is_not_made_among_the_images(tmp_path: Path) -> None:
     for folder in ("flat/ant", "flat/bee", "parts/train/ant", "parts/val/ant", "alone/train/ant"):
         (tmp_path / folder).mkdir(parents=True)
     for place in ("flat/runs/first", "flat/ant/run", "parts/train/run", "parts/val/x/run", "alone/runs"):
-        with pytest.raises(UserError, match=r"would lie among the images of folder:.*; name another folder with --out"):
+        told = rf"^{tmp_path / place}: would lie among the images of folder:.*; name another folder with --out"
+        with pytest.raises(UserError, match=told):
             require_outside(tmp_path / place.split("/")[0], tmp_path / place)
     for place in ("parts/runs/first", "runs", "flats"):
         require_outside(tmp_path / "parts", tmp_path / place)

@@ -70,6 +70,19 @@ def refusal(root: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_labels_that_count_from_one_are_told(shards: Path, named: bool) -> None:
+    for file in shards.glob("*.tar"):
+        file.unlink()
+    files = {
+        f"{i}.{kind}": picture(i) if kind == "png" else b"%d" % (1 + i % 3) for i in range(6) for kind in ("png", "cls")
+    }
+    write_tar(shards / "train-0.tar", files)
+    if not named:
+        (shards / "classes.txt").unlink()
+    assert "labels count from 0, and the lowest here is 1; subtract that from each of them" in refusal(shards)
+
+
 def test_every_image_is_read_from_its_place(shards: Path) -> None:
     dataset = load_dataset(f"shards:{shards}", root=shards, image_size=SIZE)
     assert dataset.class_names == ("ant", "bee", "cow")

@@ -26,6 +26,7 @@ PHOTOS: dict[str, Any] = {
     "read": 32,
     "usual": 375,
     "architecture": "small",
+    "larger_batches": {},
 }
 LINE = "folder:birds: 6 classes, 1,078 training and 30 test images of 32 x 32 pixels"
 
@@ -44,6 +45,11 @@ def test_no_hint_without_reason(change: dict[str, Any]) -> None:
 
 def test_images_that_are_held_out_are_no_test_images() -> None:
     assert "1,078 training and 30 held-out training images of" in images_in_words(PHOTOS | {"held_out": True})
+
+
+def test_batches_that_are_cut_are_told() -> None:
+    said = images_in_words(PHOTOS | {"usual": None, "larger_batches": {"experts.batch": 2048}})
+    assert said == f"{LINE}\nexperts.batch=2048: more than there are training images, so a step sees all 1,078 of them"
 
 
 def test_a_network_that_reads_crops() -> None:

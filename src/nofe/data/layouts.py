@@ -95,14 +95,14 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
 
 def require_outside(path: Path, place: Path) -> None:
     """That a folder to be made at this place is not taken for a class of the images below `path`."""
-    images, place = path.expanduser().resolve(), place.expanduser().resolve()
+    named, images, place = place, path.expanduser().resolve(), place.expanduser().resolve()
     if not images.is_dir() or not place.is_relative_to(images) or place == images:
         return
     folders, first = subfolders(images), place.relative_to(images).parts[0]
     train, judged = part_of(folders, TRAIN_FOLDERS), part_of(folders, TEST_FOLDERS)
     if train is None or judged is None or first in (train, judged):
         raise UserError(
-            f"{place.relative_to(images)}: would lie among the images of folder:{path}, and be read as a class; name "
+            f"{named}: would lie among the images of folder:{path}, and be read as a class; name "
             "another folder with --out"
         )
 
@@ -218,8 +218,8 @@ def _refuse_strangers(train_folder: Path, test_folder: Path, classes: Sequence[s
     strangers = sorted(set(found) - set(classes))
     if strangers:
         raise UserError(
-            f"{test_folder}: class {strangers[0]!r} is not in {train_folder.name}/ ({len(strangers)} such classes "
-            "in all); add training images or remove it"
+            f"{test_folder}: class {strangers[0]!r} is not in {train_folder.name}/ ({len(strangers)} such "
+            f"class{'es' * (len(strangers) != 1)} in all); add training images or remove it"
         )
 
 
@@ -241,14 +241,21 @@ def _list_images(part: Path, classes: Sequence[str], root: Path) -> Files:
         files.extend(images)
         labels.extend([label] * len(images))
         passed_over.extend(others)
-    if passed_over:
-        logger.warning(
-            "%s: %s files are not images by their name and are left out (first: %s)",
-            part,
-            f"{len(passed_over):,}",
-            passed_over[0].relative_to(part),
-        )
+    tell_passed_over(part, passed_over)
     return Files(files, labels, root)
+
+
+def tell_passed_over(folder: Path, others: Sequence[Path]) -> None:
+    """Of what lies among images and has no name of one."""
+    if others:
+        are = "is not an image" if len(others) == 1 else "are not images"
+        logger.warning(
+            "%s: %s %s by name and left out (first: %s)",
+            folder,
+            counted(len(others), "file"),
+            are,
+            others[0].relative_to(folder),
+        )
 
 
 def _require_images_of_each(train: Files, folder: Path, classes: Sequence[str]) -> None:
@@ -282,12 +289,8 @@ def _tell_classes_not_judged(judged: Files, folder: Path, classes: Sequence[str]
 def _tell_images_beside_classes(folder: Path) -> None:
     beside = sorted(_images_in(folder))
     if beside:
-        logger.warning(
-            "%s: %s images lie beside the class folders and are left out (first: %s)",
-            folder,
-            f"{len(beside):,}",
-            beside[0],
-        )
+        lie = "lies beside the class folders and is" if len(beside) == 1 else "lie beside the class folders and are"
+        logger.warning("%s: %s %s left out (first: %s)", folder, counted(len(beside), "image"), lie, beside[0])
 
 
 def _tell_parts_not_read(path: Path, train_folder: Path, test_folder: Path, test: str) -> None:

@@ -31,8 +31,10 @@ from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
 from nofe.errors import Interrupted, RunError, UserError
 from nofe.files import remove_leftovers, replace_atomically, sha256_of
+from nofe.runs import NOT_HERE
 from nofe.signals import on_signals_to_end
 from nofe.streams import stream
+from nofe.suggestions import counted
 
 FORMAT = 1
 
@@ -101,9 +103,10 @@ def pack(
                 )
             return begun.write(folder, complete=True)
     except OSError as error:
-        raise RunError(
-            f"{folder}: cannot be written to ({error.strerror or error}); make room, then run the same command again"
-        ) from error
+        reason = f"{folder}: cannot be written to ({error.strerror or error})"
+        if error.errno in NOT_HERE:
+            raise UserError(f"{reason}; name another folder") from error
+        raise RunError(f"{reason}; make room, then run the same command again") from error
     finally:
         workers.close()
 
@@ -291,8 +294,8 @@ def _write_shard(
                 advance(1)
         if unreadable and not skip_unreadable:
             raise UserError(
-                f"{path.name}: {len(unreadable)} images for it cannot be read: {some_of(unreadable)}; repair them, or "
-                "pass --skip-unreadable to leave them out"
+                f"{path.name}: {counted(len(unreadable), 'image')} for it cannot be read: {some_of(unreadable)}; "
+                "repair them, or pass --skip-unreadable to leave them out"
             )
     _index(path, samples)
     red, green, blue = sums.tolist()

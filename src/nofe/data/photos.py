@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nofe.data.decode import UnreadableError, middle_square
-from nofe.data.folder import read_images
+from nofe.data.folder import read_images, require_no_address
 from nofe.errors import UserError
 from nofe.files import from_home
 
@@ -25,6 +25,8 @@ def read_photos(photos: Photo | Iterable[Photo], image_size: int) -> NDArray[np.
     several: list[Any] = [photos] if alone else list(photos)  # type: ignore[arg-type]
     images = np.empty((len(several), 3, image_size, image_size), dtype=np.uint8)
     files = {number: from_home(photo) for number, photo in enumerate(several) if isinstance(photo, str | os.PathLike)}
+    for file in files.values():
+        require_no_address(file)
     images[list(files)] = read_images(list(files.values()), image_size)
     for number, photo in enumerate(several):
         if number not in files:

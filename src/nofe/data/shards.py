@@ -123,9 +123,19 @@ def _class_names(path: Path, manifest: dict[str, Any] | None, labels: NDArray[np
     if not all(label.isdecimal() for label in distinct.tolist()):
         return tuple(distinct.tolist())
     largest = max((int(label) for label in distinct.tolist()), default=0)
+    _require_count_from_zero(path, distinct.tolist())
     if largest >= MAX_CLASSES:
         raise UserError(f"{path}: a label is {largest:,}; list the classes in {path / CLASSES}")
     return tuple(f"class {number}" for number in range(largest + 1))
+
+
+def _require_count_from_zero(where: Path, labels: Sequence[str]) -> None:
+    """Of labels that are numbers."""
+    if labels and all(label.isdecimal() for label in labels) and (lowest := min(map(int, labels))) > 0:
+        raise UserError(
+            f"{where}: labels count from 0, and the lowest here is {lowest:,}; subtract that from each of them, or "
+            f"write names of classes instead"
+        )
 
 
 def _of_index(path: Path) -> tuple[str, ...]:
@@ -167,6 +177,7 @@ def _pictures(
     for file, index in zip(files, indices, strict=True):
         unknown = [label for label in np.unique(index.labels).tolist() if label not in number_of]
         if unknown:
+            _require_count_from_zero(file, np.unique(np.concatenate([each.labels for each in indices])).tolist())
             known = len(set(number_of.values()))
             raise UserError(
                 f"{file}: label {unknown[0]!r} is none of the {known} classes; list them in {file.parent / CLASSES}, "

@@ -78,6 +78,9 @@ def images_in_words(images: dict[str, Any]) -> str:
             f"\nThe files are of about {usual:,} pixels a side, and {images['architecture']} reads {read}; details may "
             "be lost. --architecture timm:resnet18 --pretrained reads 224 (docs/guide.md, Any network)"
         )
+    if larger := images["larger_batches"]:
+        fields = ", ".join(f"{field}={batch}" for field, batch in larger.items())
+        said += f"\n{fields}: more than there are training images, so a step sees all {images['train']:,} of them"
     return said
 
 
