@@ -312,3 +312,21 @@ def test_what_to_do_where_nothing_can_be_written(
     with pytest.raises(NofeError, match=said) as caught:
         packed(photos, tmp_path / "out")
     assert type(caught.value) is kind
+
+
+def test_what_is_held_out_is_told_by_the_options_of_pack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(4):
+            photo(number, 30, 30).save(tmp_path / "photos" / name / f"{number}.png")
+
+    def refusal(test: str) -> str:
+        with pytest.raises(UserError) as caught:
+            listing_of(str(tmp_path / "photos"), root=tmp_path, test=test, seed=1)
+        return str(caught.value)
+
+    assert refusal("2").startswith("--test=2: out of range")
+    assert refusal("nowhere").startswith("--test=nowhere: neither a fraction")
+    assert listing_of(str(tmp_path / "photos"), root=tmp_path, test="0.25", seed=1).test is not None
+    [told] = caplog.messages
+    assert told.endswith("drawn from each class by --seed=1, are held out for testing (--test=0.25)")

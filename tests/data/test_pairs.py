@@ -246,6 +246,9 @@ class Split:
         self.features = {name: SimpleNamespace(decode=True) for name in self.column_names}
         self.features["label"] = SimpleNamespace(names=names)
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def cast_column(self, column: str, feature: Any) -> "Split":
         assert (column, feature.decode) == ("image", False)
         return self
@@ -278,6 +281,14 @@ def test_a_saved_hugging_face_data_set(saved: Path, tmp_path: Path) -> None:
     listing = listing_of(f"hf:{saved}", root=saved, test="0.2", seed=0)
     manifest = pack(listing, tmp_path / "packed", PackSettings(8), Workers(1))  # its bytes travel to the workers
     assert manifest["images"] == {"train": 6, "test": 4}
+
+
+def test_a_split_that_is_not_judged_by_is_told_of(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    splits = sys.modules["datasets"].load_from_disk(saved)
+    splits["validation"] = splits["train"]
+    assert len(load_dataset(f"hf:{saved}", root=saved, image_size=SIZE).test) == 6
+    told = "judged by the split validation, and test (4 images) is not read; save it without validation to be judged"
+    assert caplog.messages == [f"{saved}: {told} by that"]
 
 
 def test_classes_of_another_split_go_by_their_names(saved: Path) -> None:

@@ -81,8 +81,11 @@ def require_root_is_read(name: str, root: Path) -> None:
         )
 
 
-def list_images(name: str, *, test: str = "0.2", seed: int = 0) -> "Listing":
-    """What a folder, shards or a saved data set hold, without decoding anything."""
+def list_images(name: str, *, test: str = "0.2", seed: int = 0, asked_by: str = "data.test") -> "Listing":
+    """What a folder, shards or a saved data set hold, without decoding anything.
+
+    `asked_by` is what a message calls the choice of `test`.
+    """
     prefix, _, given = name.partition(":")
     if not given:
         raise UserError(f"{name}: no folder is named; write {prefix}:PATH")
@@ -92,14 +95,14 @@ def list_images(name: str, *, test: str = "0.2", seed: int = 0) -> "Listing":
     if prefix == "folder":
         from nofe.data.layouts import list_folder
 
-        return list_folder(path, test=test, seed=seed)
+        return list_folder(path, test=test, seed=seed, asked_by=asked_by)
     if prefix == "shards":
         from nofe.data.shards import list_shards
 
-        return list_shards(path, test=test, seed=seed)
+        return list_shards(path, test=test, seed=seed, asked_by=asked_by)
     from nofe.data.hugging_face import list_saved
 
-    return list_saved(path, test=test, seed=seed)
+    return list_saved(path, test=test, seed=seed, asked_by=asked_by)
 
 
 def _require_small(name: str, image_size: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
-from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, Files, Listing, fraction_of
+from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, TEST_FIELD, Files, Listing, as_option, fraction_of
 from nofe.data.unreadable import some_of
 from nofe.errors import UserError
 from nofe.suggestions import counted
@@ -28,16 +28,16 @@ TINY_CLASSES, TINY_WORDS, TINY_ANNOTATIONS = "wnids.txt", "words.txt", "val_anno
 MAX_TEXT_BYTES = 64 << 20  # of the files that name classes
 
 
-def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listing:
+def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by: str = TEST_FIELD) -> Listing:
     """Every image below a folder. Classes are numbered in the order of their folders' names."""
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {reason}; name one that holds train/ and val/, or a folder for each class")
     if (path / TINY_CLASSES).is_file() and (path / "train").is_dir():
-        if fraction_of(test) is None:
-            raise UserError(f"data.test={test}: {path} is laid out as Tiny ImageNet, judged by its val/; leave it out")
-        return _tiny_imagenet(path).with_test(test, seed, logger.warning)
-    train_folder, test_folder = _find_parts(path, test)
+        if fraction_of(test, asked_by) is None:
+            raise UserError(f"{asked_by}={test}: {path} is laid out as Tiny ImageNet, judged by its val/; leave it out")
+        return _tiny_imagenet(path).with_test(test, seed, logger.warning, asked_by)
+    train_folder, test_folder = _find_parts(path, test, asked_by)
     classes = _find_classes(train_folder)
     if test_folder is not None:
         _refuse_strangers(train_folder, test_folder, classes)
@@ -52,17 +52,17 @@ def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
             raise UserError(f"{test_folder}: holds no images ({FORMAT_LIST}) in class folders; add some")
         _tell_classes_not_judged(judged, test_folder, classes)
     listing = Listing(f"folder:{path}", str(path), tuple(classes), train, judged, _groups(classes))
-    return listing.with_test(test, seed, logger.warning)
+    return listing.with_test(test, seed, logger.warning, asked_by)
 
 
-def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
+def _find_parts(path: Path, test: str, asked_by: str) -> tuple[Path, Path | None]:
     """The folder that holds the training classes, and that of the test classes if there is one."""
     named = None
-    if fraction_of(test) is None:
+    if fraction_of(test, asked_by) is None:
         named = Path(test).expanduser()
         if not named.is_dir():
             raise UserError(
-                f"data.test={test}: neither a fraction such as {DEFAULT_TEST} nor a folder that is there; a path "
+                f"{asked_by}={test}: neither a fraction such as {DEFAULT_TEST} nor a folder that is there; a path "
                 "counts from the folder that nofe is called in"
             )
     folders = subfolders(path)
@@ -74,8 +74,8 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
             raise UserError(f"{path}: has no train/ folder; put the training images into {path / 'train' / 'CLASS'}")
         if named is not None and named.resolve().is_relative_to(path.resolve()):
             raise UserError(
-                f"data.test={test}: lies among the classes of {path}, and would be one; move it out of that folder, or "
-                f"the classes into {path / 'train'}"
+                f"{asked_by}={test}: lies among the classes of {path}, and would be one; move it out of that folder, "
+                f"or the classes into {path / 'train'}"
             )
         return path, named
     twice = [name for name in folders if name != train and name.lower() in TRAIN_FOLDERS]
@@ -87,8 +87,8 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
     if others:
         raise UserError(
             f"{path}: has no val/ or test/ folder, and {others[0]}/ beside {train}/; put images to judge by into "
-            f"{path / 'val' / 'CLASS'}, or name them with --set data.test=FOLDER; if {train} is a class, move all "
-            f"classes into {path / 'train'}"
+            f"{path / 'val' / 'CLASS'}, or name them with {as_option(asked_by)}=FOLDER; if {train} is a class, move "
+            f"all classes into {path / 'train'}"
         )
     return path / train, None
 

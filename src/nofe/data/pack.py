@@ -23,7 +23,7 @@ from PIL import Image
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.layouts import subfolders
-from nofe.data.pictures import Listing, Made, Pictures
+from nofe.data.pictures import TEST_OPTION, Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index
 from nofe.data.unreadable import some_of
@@ -341,7 +341,7 @@ def listing_of(source: str, *, root: Path, test: str, seed: int) -> Listing:
     if not is_listed(source) and Path(source).is_dir():
         source = f"shards:{source}" if any(Path(source).glob("*.tar")) else f"folder:{source}"
     if is_listed(source):
-        return list_images(source, test=test, seed=seed)
+        return list_images(source, test=test, seed=seed, asked_by=TEST_OPTION)
     return listing_of_arrays(load_dataset(source, root=root, image_size=32, seed=seed))
 
 
