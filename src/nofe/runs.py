@@ -181,7 +181,8 @@ def is_run(path: Path) -> bool:
 def no_run_in(path: Path) -> str:
     """What a folder that holds no run is answered with: the runs that may have been meant."""
     said = f"{path}: no run is here (there is no {CONFIG}); name the folder of one"
-    for where, folder in (("inside", path), ("beside it", path.parent if path.name else path.absolute().parent)):
+    beside = path.parent if path.name else path.absolute().parent
+    for where, folder in (("inside", path), ("inside", path / "runs"), ("beside it", beside)):
         if found := _runs_in(folder):
             more = f" and {len(found) - RUNS_NAMED:,} more" * (len(found) > RUNS_NAMED)
             return f"{said} ({where}: {', '.join(str(folder / name) for name in found[:RUNS_NAMED])}{more})"

@@ -120,7 +120,7 @@ def test_a_test_part_beside_val_is_told_of(tmp_path: Path, caplog: pytest.LogCap
     write_images(tmp_path, *(f"{p}/{n}/{i}.png" for p, count in parts.items() for n in "ab" for i in range(count)))
     listing = list_folder(tmp_path)
     assert {name for name, _ in members(listing, "test")} == {"val/a/0.png", "val/b/0.png"}
-    begin = f"{tmp_path}: judged by val/, and test/ (6 images) is not read; "
+    begin = f"{tmp_path}: takes val/ for its test images, and test/ (6 images) is not read; "
     advice = f"judge a finished run by it with nofe evaluate RUN --dataset folder:{tmp_path}/test"
     assert caplog.messages == [begin + advice]
     caplog.clear()

@@ -300,7 +300,13 @@ def test_a_shard_that_was_changed_or_lost_is_named(photos: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "said"), [(errno.EROFS, UserError, "name another"), (errno.ENOSPC, RunError, "make room")]
+    ("number", "kind", "said"),
+    [
+        (errno.EROFS, UserError, "name another"),
+        (errno.ENOENT, UserError, "name another"),
+        (errno.ENOSPC, RunError, "make room"),
+        (errno.EIO, RunError, "see to it"),
+    ],
 )
 def test_what_to_do_where_nothing_can_be_written(
     number: int, kind: type[NofeError], said: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

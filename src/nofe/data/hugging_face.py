@@ -30,7 +30,8 @@ def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by:
     test_name = next((name for name in TEST_FOLDERS if name in splits), None)
     for other in (name for name in TEST_FOLDERS if name in splits and name != test_name):
         logger.warning(
-            "%s: judged by the split %s, and %s (%s) is not read; save it without %s to be judged by that",
+            "%s: takes the split %s for its test images, and %s (%s) is not read; save it without %s to be "
+            "judged by that",
             path,
             test_name,
             other,

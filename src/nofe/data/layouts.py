@@ -307,7 +307,7 @@ def _tell_parts_not_read(path: Path, train_folder: Path, test_folder: Path, test
             else f"name what is in it with nofe predict RUN {shlex.quote(str(path / name))}"  # its labels are withheld
         )
         logger.warning(
-            "%s: judged by %s/, and %s/ (%s) is not read; %s",
+            "%s: takes %s/ for its test images, and %s/ (%s) is not read; %s",
             path,
             test_folder.name,
             name,

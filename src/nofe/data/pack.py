@@ -4,6 +4,7 @@ A shard takes its name when it is complete, and the manifest lists it after that
 that is missing. What is in a shard depends on the images and the settings alone: workers encode, one process writes.
 """
 
+import errno
 import hashlib
 import io
 import json
@@ -31,7 +32,7 @@ from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
 from nofe.errors import Interrupted, RunError, UserError
 from nofe.files import remove_leftovers, replace_atomically, sha256_of
-from nofe.runs import NOT_HERE
+from nofe.runs import DISK_FULL, NOT_HERE
 from nofe.signals import on_signals_to_end
 from nofe.streams import stream
 from nofe.suggestions import counted
@@ -104,9 +105,10 @@ def pack(
             return begun.write(folder, complete=True)
     except OSError as error:
         reason = f"{folder}: cannot be written to ({error.strerror or error})"
-        if error.errno in NOT_HERE:
+        if error.errno in (*NOT_HERE, errno.ENOENT):
             raise UserError(f"{reason}; name another folder") from error
-        raise RunError(f"{reason}; make room, then run the same command again") from error
+        advice = "make room" if error.errno in DISK_FULL else "see to it"
+        raise RunError(f"{reason}; {advice}, then run the same command again") from error
     finally:
         workers.close()
 

@@ -82,7 +82,7 @@ def _find_shards(path: Path) -> dict[str, list[Path]]:
         )
     for other in sorted(found.keys() - {"train", judged}):
         logger.warning(
-            "%s: judged by %s-*.tar, and %s is not read; move %s-*.tar elsewhere to be judged by it",
+            "%s: takes %s-*.tar for its test images, and %s is not read; move %s-*.tar elsewhere to be judged by it",
             path,
             judged,
             f"{other}-*.tar ({counted(len(found[other]), 'shard')})",
