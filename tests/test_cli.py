@@ -212,7 +212,8 @@ def test_evaluate_says_where_base_and_experts_differ(finished: Path) -> None:
 
 def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path: Path) -> None:
     until = [*SHORT, "--dataset", f"folder:{animals}", "--base", "both", "--set", "base.paper.epochs=1", "--set"]
-    answered("train", *until, "until=base", "--out", tmp_path / "bases")
+    said = answered("train", *until, "until=base", "--out", tmp_path / "bases")
+    assert said.endswith(f"The run is in {tmp_path / 'bases'}; nofe evaluate {tmp_path / 'bases'}\n")
     figures = json.loads(answered("evaluate", tmp_path / "bases", "--json"))
     networks = Run(tmp_path / "bases").read_json(runs.SUMMARY)["networks"]
     assert {name: figures[name]["top_1"] for name in networks} == {
@@ -249,7 +250,8 @@ def test_each_network_is_judged_by_the_crop_of_its_own_recipe(
 
 def test_specialties_alone_are_no_classifier(animals: Path, tmp_path: Path) -> None:
     settings = [*SHORT, "--dataset", f"folder:{animals}", "--base", "none", "--set", "until=specialties"]
-    answered("train", *settings, "--out", tmp_path / "run")
+    said = answered("train", *settings, "--out", tmp_path / "run")
+    assert said.endswith(f"The run is in {tmp_path / 'run'}; nofe specialties {tmp_path / 'run'}\n")
     assert "has specialties and no classifier; train experts" in refusal("evaluate", tmp_path / "run")
     assert ten_crops(tmp_path / "run", make_runtime("cpu")) == {}
 
@@ -302,6 +304,42 @@ def test_resume_needs_no_option_but_out(unfinished: Path, finished: Path) -> Non
     for name in (runs.BASE, runs.GENERALIST, runs.SPECIALTIES, runs.NETWORK):
         assert Run(unfinished).read(name) == Run(finished).read(name)
     assert Run(unfinished).read(runs.BASE) == base
+
+
+def test_a_misspelt_run_is_not_gone_on_with_as_another(finished: Path, animals: Path) -> None:
+    brids = finished.parent / "brids"
+    told = (
+        f"{brids}: no run is here (there is no config.json); name the folder of one (beside it: {finished}), or a data "
+        "set to begin a run on"
+    )
+    assert refusal("train", "--out", brids, "--resume") == told
+    assert refusal("train", "--out", brids, "--resume", "--set", "experts.epochs=1", "--seed", "1") == told
+    with pytest.raises(nofe.NofeError, match="or a data set to begin a run on"):
+        nofe.train(brids, resume=True, quiet=True)
+    assert not brids.exists()
+
+
+def test_paths_may_begin_at_home(finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(finished.parent))
+    run = f"~/{finished.name}"
+    picture = finished.parent / "home.png"
+    shutil.copy(animals / "val" / "ant" / "0.png", picture)
+    try:
+        assert answered("evaluate", run) == answered("evaluate", finished)
+        assert answered("specialties", run) == answered("specialties", finished)
+        assert answered("predict", run, "~/home.png") == answered("predict", finished, picture)
+        network = nofe.load(run)
+        assert torch.equal(network.read("~/home.png"), network.read([picture]))
+    finally:
+        picture.unlink()
+    assert "~nobody-of-this-name/run: no run is here" in refusal("evaluate", "~nobody-of-this-name/run")
+
+
+def test_a_run_is_no_folder_of_images(finished: Path, tmp_path: Path) -> None:
+    told = f"{finished}: is the folder of a run, not of images; name the folder that its images lie in"
+    assert refusal("train", "--dataset", f"folder:{finished}", *SHORT, "--out", tmp_path / "run") == told
+    assert refusal("pack", finished, tmp_path / "packed") == told
+    assert refusal("evaluate", finished, "--dataset", f"folder:{finished}") == told
 
 
 def test_resuming_a_complete_run_changes_nothing(finished: Path) -> None:
@@ -602,7 +640,20 @@ def test_a_run_that_is_none(verb: str, what: str, animals: Path, tmp_path: Path)
     if what == "somebody else's":
         (path / runs.CONFIG).write_text("{}")
     picture = [animals / "val" / "ant" / "0.png"] if verb == "predict" else []
-    assert str(path) in refusal(verb, path, *picture)
+    told = refusal(verb, path, *picture)
+    assert str(path) in told
+    assert ("name the folder of one" in told) == (what != "somebody else's")
+
+
+def test_runs_that_may_have_been_meant_are_named(finished: Path, tmp_path: Path) -> None:
+    for number in range(7):
+        shutil.copytree(finished, tmp_path / "runs" / f"run-{number}")
+    named = ", ".join(str(tmp_path / "runs" / f"run-{number}") for number in range(5))
+    assert refusal("evaluate", tmp_path / "runs").endswith(f"name the folder of one (inside: {named} and 2 more)")
+    assert refusal("evaluate", tmp_path).endswith(f"name the folder of one (inside: {named} and 2 more)")
+    told = refusal("evaluate", tmp_path / "runs" / "rnu-1")
+    assert told.endswith(f"name the folder of one (beside it: {named} and 2 more)")
+    assert refusal("evaluate", tmp_path / "elsewhere").endswith("(there is no config.json); name the folder of one")
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "specialties"])
@@ -629,9 +680,13 @@ def test_predict_on_what_is_no_image(finished: Path, animals: Path, tmp_path: Pa
     told = "1 of 1 files cannot be read as images (first: {}, not JPEG,"
     assert told.format(text) in refusal("predict", finished, text)
     nowhere = tmp_path / "nowhere.png"
-    assert f"1 of 1 files cannot be read as images (first: {nowhere}, no such file" in refusal(
-        "predict", finished, nowhere
+    assert refusal("predict", finished, nowhere) == f"{nowhere}: no such file; check the path"
+    beside = command("predict", finished, nowhere, animals / "val" / "ant" / "0.png")
+    assert beside.out.count("class ") == 1
+    told_beside = (
+        f"1 of 2 files cannot be read as images (first: {nowhere}, no such file or directory); check the paths"
     )
+    assert (beside.code, beside.err) == (2, f"nofe: {told_beside}\n")
     assert "empty: holds no images" in refusal("predict", finished, empty)
     assert "Missing argument" in refusal("predict", finished)
     assert "--top" in refusal("predict", finished, text, "--top", "0")
@@ -661,6 +716,13 @@ def test_one_bad_file_loses_no_other_prediction(
     assert f"{bad}\ncannot be read: truncated\n\n{good[4]}\nclass " in text.out
 
 
+def test_a_batch_larger_than_the_data_is_told_of(animals: Path, tmp_path: Path) -> None:
+    options = ["--set", "experts.batch=64", "--set", "until=base", "--set", "experts.epochs=1"]
+    said = answered("train", "--dataset", f"folder:{animals}", *SHORT, *options, "--out", tmp_path / "run")
+    cut = "experts.batch=64: more than there are training images, so a step sees all 32 of them"
+    assert said.splitlines()[1] == cut
+
+
 def test_predictions_come_as_batches_are_done(finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "FILES_AT_ONCE", 2)
     read: list[int] = []
@@ -679,7 +741,9 @@ def test_evaluate_without_the_data(animals: Path, tmp_path: Path) -> None:
     moved = write_animals(tmp_path / "animals")
     answered("train", "--dataset", f"folder:{moved}", *SHORT, "--base", "none", "--out", tmp_path / "run")
     moved.rename(tmp_path / "elsewhere")
-    assert f"{moved}: no such folder" in refusal("evaluate", tmp_path / "run")
+    told = f"{moved}: no such folder, and {tmp_path / 'run'} had its images there; say where they lie now with "
+    assert refusal("evaluate", tmp_path / "run") == f"{told}--dataset folder:PATH"
+    assert command("evaluate", tmp_path / "run", "--dataset", f"folder:{tmp_path / 'elsewhere'}").code == 0
     (tmp_path / "elsewhere" / "train" / "ant").rename(tmp_path / "elsewhere" / "train" / "ape")
     (tmp_path / "elsewhere" / "val" / "ant").rename(tmp_path / "elsewhere" / "val" / "ape")
     (tmp_path / "elsewhere").rename(moved)
@@ -846,6 +910,21 @@ def test_results_writes_the_page_and_the_table_of_the_readme_above_it(tmp_path: 
     readme.write_text("no marks\n")
     command("results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path)
     assert readme.read_text() == "no marks\n"
+
+
+@pytest.mark.parametrize("name", ["results.md", "speed.md"])
+def test_results_replaces_no_page_that_somebody_else_wrote(name: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    page, theirs = tmp_path / "docs" / "results.md", tmp_path / "docs" / name
+    theirs.parent.mkdir()
+    theirs.write_text("# My own\n")
+    arguments = ["results", "--folder", root / "results", "--page", page, "--benchmarks", tmp_path]
+    told = f"{theirs}: nofe results did not write it and would replace it; name another page with --page"
+    assert refusal(*arguments) == told
+    assert content(tmp_path) == {f"docs/{name}": b"# My own\n"}
+    theirs.unlink()
+    for _ in range(2):  # those that it wrote itself it writes again
+        assert answered(*arguments).endswith(f"wrote {page}\nwrote {page.with_name('speed.md')}\n")
 
 
 def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from nofe.generalist import GeneralistConfig, Stop, stops
 from nofe.runs import Run
 from nofe.specialties import (
     Specialties,
+    Update,
     chance_of_pairs_together,
     pairs_together,
     random_balanced,
@@ -188,6 +189,16 @@ def test_settled_specialties_end_the_training_early(pairs: Dataset, tmp_path: Pa
     assert [line["moved"] for line in updates_in(lines)] == [12, 12, 0, 12, 0, 0]
     assert lines[-1]["epoch"] == 6
     assert learned.specialty_of_class.tolist() == start.specialty_of_class.tolist()  # three turns of three
+
+
+@pytest.mark.parametrize(("rule", "told"), [(keep, True), (keep_moving, False), (None, False)])
+def test_specialties_that_no_update_changed_are_told_of(
+    rule: Update | None, told: bool, pairs: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("nofe.training.progress.Silent.say", lambda _, text: said.append(text))
+    learn(tmp_path, pairs, random_balanced(12, 3, stream(0, "start")), rule, config(epochs=3))
+    assert sum("no class moved in 2 updates of the specialties" in text for text in said) == told
 
 
 def test_settling_waits_for_the_end_of_the_epoch(pairs: Dataset, tmp_path: Path) -> None:

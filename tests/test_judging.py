@@ -233,3 +233,23 @@ def test_held_out_images_are_found_again(tmp_path: Path) -> None:
     assert found["experts"]["top_1"] == Run(run).read_json(runs.SUMMARY)["networks"]["experts"]["accuracy"]  # type: ignore[index]
     (tmp_path / "moved" / "train" / "ant" / "0.png").unlink()
     assert figures(run, "--dataset", f"folder:{tmp_path / 'moved'}")["other_data"]
+
+
+def test_test_images_beside_val_are_judged_by_as_the_run_advises(tmp_path: Path) -> None:
+    data = write_animals(tmp_path / "animals")
+    for name, colour in COLOURS.items():
+        draw(data / "test" / name / "1.png", colour)
+    answer = command("train", "--dataset", f"folder:{data}", *SHORT, "--set", "until=base", "--out", tmp_path / "run")
+    assert answer.code == 0
+    [advised] = answer.err.splitlines()
+    begin = f"nofe: {data}: takes val/ for its test images, and test/ (4 images) is not read; "
+    begin += "judge a finished run by it with nofe "
+    assert advised.startswith(begin)
+    verb, _, *options = advised.removeprefix(begin).split()
+    found = json.loads(answered(verb, tmp_path / "run", *options, "--json"))
+    assert (found["images"], found["other_data"]) == (4, True)
+    held = trained(data, tmp_path / "held", "--set", "until=base", "--set", "data.hold_out=0.25")
+    judged = command(verb, held, *options)
+    assert (judged.code, judged.err) == (0, "")  # nothing is held out of what is all judged by
+    packed = command("pack", data, tmp_path / "packed", "--size", "32", "--workers", "1")
+    assert packed.err.splitlines()[0] == advised

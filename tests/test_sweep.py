@@ -100,6 +100,24 @@ def test_wrong_input_is_told_once_and_before_any_run_is_begun(
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [("seed=3", "--seeds"), ("specialties.count=4", "--experts"), ("specialties.rule=random", "--rule")],
+)
+def test_what_a_sweep_sets_itself_is_not_passed_over(setting: str, option: str, tmp_path: Path) -> None:
+    arguments = ["sweep", "--experts", "2", "--rule", "exact", "--minutes", "0", "--out", tmp_path / "sweep"]
+    told = f"--set {setting}: a sweep has it from {option}; leave one of them out"
+    assert refusal(*arguments, "--set", setting) == told
+
+
+def test_the_folder_of_a_run_is_none_for_runs(shades: Path, tmp_path: Path) -> None:
+    answered(*_short(shades, tmp_path, "base.by=none"))
+    run = tmp_path / "exact-k2-seed0"
+    before = sorted(run.rglob("*"))
+    assert refusal(*_short(shades, run)) == f"{run}: holds a run, and is no folder for others; name another with --out"
+    assert sorted(run.rglob("*")) == before
+
+
 def test_what_failed_is_not_gone_on_with(shades: Path, tmp_path: Path) -> None:
     """Wrong input that only the run itself can find is wrong input, too."""
     shutil.copytree(shades, tmp_path / "shades")

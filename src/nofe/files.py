@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import IO
 
 
+def from_home(path: str | os.PathLike[str]) -> Path:
+    """The path with ~ as the home of the user; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to that takes `path`'s place when all is on disk, or leaves no trace.

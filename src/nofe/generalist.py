@@ -14,6 +14,7 @@ from nofe.architectures import Classifier
 from nofe.data.batches import DeviceImages
 from nofe.errors import UserError
 from nofe.evaluation import accuracy, count_confusion
+from nofe.report.text import specialties_that_stayed
 from nofe.specialties import Specialties, Update, agreement, classes_moved
 from nofe.streams import stream
 from nofe.training.journal import Journal
@@ -112,6 +113,10 @@ def train_generalist(
             journal.save(state, targets=specialties.target_of_class.tolist(), settled=settled, moved=moved)
     state.finish()
     journal.progress.end()
+    if update_rule is not None:
+        updates = [line for line in journal.run.metrics() if line["stage"] == STAGE and "update" in line]
+        if said := specialties_that_stayed(updates):
+            journal.progress.say(f"{STAGE}: {said}")
     return specialties
 
 

@@ -73,11 +73,11 @@ def predict_files(path: Path, images: list[Path], top: int, runtime: Runtime) ->
     A file that cannot be read is answered with its `error`.
     """
     finished = open_finished(path)
+    files = find_images(images)
     runtime.use_precision(finished.config.precision)
     network = finished.network().to(runtime.device)
     network.fuse()
     specialties = network.specialties
-    files = find_images(images)
     ready = frozen(network, runtime, len(files), finished.crop)
     height = finished.mean.shape[-1]
     for start in range(0, len(files), FILES_AT_ONCE):

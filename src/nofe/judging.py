@@ -18,6 +18,7 @@ from nofe.data.survey import survey
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.data.workers import Workers
 from nofe.errors import UserError
+from nofe.files import from_home
 from nofe.run_images import images_of_finished_run
 from nofe.runs import Run
 from nofe.training.runtime import Runtime
@@ -53,6 +54,7 @@ def images_to_judge_by(
                 f"{run.path}: its images, {data.name}, came from Python, and cannot be read again here; judge the run "
                 "on labelled images with --dataset folder:PATH"
             )
+        _require_images_where_they_were(data, run)
         dataset = images_of_finished_run(replace(config, data=data), run, runtime)
         if dataset.class_names != class_names:
             raise UserError(f"{data.name}: has other classes than the run {run.path}; name the data it had")
@@ -74,6 +76,16 @@ def images_to_judge_by(
             "can no longer be told; put new images into a folder of their own and name that"
         )
     return _of_listing(listing, data, class_names, image_size, runtime)
+
+
+def _require_images_where_they_were(data: DataConfig, run: Run) -> None:
+    kind, _, path = data.name.partition(":")
+    if is_listed(data.name) and not from_home(path).exists():
+        counted_from = "" if from_home(path).is_absolute() else f", counted from {Path.cwd()}"
+        raise UserError(
+            f"{path}: no such folder{counted_from}, and {run.path} had its images there; say where they lie now with "
+            f"--dataset {kind}:PATH"
+        )
 
 
 def _require_named_test_images(listing: Listing, data: DataConfig, run: Run) -> None:
@@ -122,8 +134,10 @@ def _at(data: DataConfig, place: Place) -> DataConfig:
 def _has_as_many(listing: Listing, data: DataConfig, run: Run) -> bool:
     """Images as the run had; where that cannot be told without reading them, they may be the same."""
     described = run.read_json(runs.ENVIRONMENT)["data"]
-    if "images" not in described or data.hold_out or fraction_of(data.test) is None:
+    if "images" not in described or fraction_of(data.test) is None:
         return True
+    if data.hold_out:  # its test images were not counted
+        return sum(map(len, listing.parts.values())) >= int(sum(described["images"].values()))
     left_out = sum(len(names) for names in described.get("unreadable", {}).values())
     return sum(map(len, listing.parts.values())) == left_out + int(sum(described["images"].values()))
 
@@ -146,9 +160,11 @@ def _as_numbered(name: str, theirs: Sequence[str], ours: Sequence[str]) -> NDArr
     number_of = {class_name: number for number, class_name in enumerate(ours)}
     strangers = [class_name for class_name in theirs if class_name not in number_of]
     if strangers:
+        plural = "es" * (len(strangers) != 1)
         raise UserError(
             f"--dataset {name}: class {strangers[0]!r} is not among the {len(ours):,} of the run ({len(strangers):,} "
-            f"such classes in all; the run's first: {ours[0]!r}); name the class folders as the run's, or leave it out"
+            f"such class{plural} in all; the run's first: {ours[0]!r}); name the class folders as the run's, or leave "
+            "it out"
         )
     return np.array([number_of[class_name] for class_name in theirs], dtype=np.int64)
 

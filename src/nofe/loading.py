@@ -19,6 +19,7 @@ from nofe.data.photos import Photo, read_photos
 from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
+from nofe.files import from_home
 from nofe.judging import Place, ToJudgeBy, images_to_judge_by
 from nofe.runs import Run
 from nofe.specialties import Specialties
@@ -113,9 +114,9 @@ class FinishedRun:
 
 
 def open_finished(path: Path | str) -> FinishedRun:
-    run = Run(Path(path))
+    run = Run(from_home(path))
     if not run.file(runs.CONFIG).exists():
-        raise UserError(f"{path}: no run is here (there is no {runs.CONFIG}); make one with nofe train --out {path}")
+        raise UserError(runs.no_run_in(run.path))
     config: Any = configuration.from_json(run.read_json(runs.CONFIG))
     stored = run.read_arrays(runs.INPUT)
     return FinishedRun(run, config, tuple(str(name) for name in stored["class_names"]), stored["mean"])

@@ -17,7 +17,7 @@ from nofe.data.batches import Augmentation
 from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
-from nofe.runs import CONFIG, Run
+from nofe.runs import CONFIG, Run, no_run_in
 from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
 
@@ -330,10 +330,19 @@ def configured(chosen: Mapping[str, Any], settings: Sequence[str] = ()) -> RunCo
 def configured_or_resumed(chosen: Mapping[str, Any], settings: Sequence[str], going_on_in: Path | None) -> RunConfig:
     """The configuration of the run that is gone on with, if there is one, or a new one, with what is chosen."""
     if going_on_in is None or not (going_on_in / CONFIG).exists():
+        if going_on_in is not None and not _names_what_to_train(chosen, settings):
+            raise UserError(f"{no_run_in(going_on_in)}, or a data set to begin a run on")
         return configured(chosen, settings)
     if (recipe := chosen.get("recipe")) is not None:
         raise UserError(f"--recipe {recipe}: the run in {going_on_in} has its own; leave it out to go on with that run")
     return with_settings(from_json(Run(going_on_in).read_config()), [*as_settings(chosen), *settings])
+
+
+def _names_what_to_train(chosen: Mapping[str, Any], settings: Sequence[str]) -> bool:
+    """Whether somebody who goes on where no run is can have meant a new one."""
+    fields = {name for name, value in chosen.items() if value is not None}
+    fields |= {setting.partition("=")[0] for setting in settings}
+    return bool(fields & {"data.name", "architecture"})
 
 
 def as_settings(chosen: Mapping[str, Any]) -> list[str]:

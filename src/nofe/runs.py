@@ -43,6 +43,7 @@ OWN = (
     *(CONFIG, ENVIRONMENT, METRICS, SPECIALTIES, GENERALIST, NETWORK, BASE, PAPER_BASE, INPUT, KERNELS, PREDICTIONS),
     *(SUMMARY, TIME, REPORT, FIGURES, CHECKPOINTS, MANIFEST),
 )
+RUNS_NAMED = 5  # where one that is not there may be another
 
 
 class Run:
@@ -71,7 +72,7 @@ class Run:
                 f"{self.path}: {MANIFEST} is missing, by which {name} is checked; copy it along with the other files"
             )
         if not (self.file(CONFIG).exists() or self.file(MANIFEST).exists()):
-            raise UserError(f"{self.path}: no run is here (there is no {CONFIG}); name the folder of one")
+            raise UserError(no_run_in(self.path))
         if expected is None or not self.file(name).exists():
             raise UserError(f"{self.path}: there is no finished {name}; {self._why_not_there(name)}")
         content = self.file(name).read_bytes()
@@ -172,6 +173,29 @@ class Run:
         return manifest
 
 
+def is_run(path: Path) -> bool:
+    """Whether a run has begun in a folder, or a network was shipped in it; others, too, call a file config.json."""
+    return (path / CONFIG).is_file() and (path / INPUT).is_file()
+
+
+def no_run_in(path: Path) -> str:
+    """What a folder that holds no run is answered with: the runs that may have been meant."""
+    said = f"{path}: no run is here (there is no {CONFIG}); name the folder of one"
+    beside = path.parent if path.name else path.absolute().parent
+    for where, folder in (("inside", path), ("inside", path / "runs"), ("beside it", beside)):
+        if found := _runs_in(folder):
+            more = f" and {len(found) - RUNS_NAMED:,} more" * (len(found) > RUNS_NAMED)
+            return f"{said} ({where}: {', '.join(str(folder / name) for name in found[:RUNS_NAMED])}{more})"
+    return said
+
+
+def _runs_in(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if is_run(entry))
+    except OSError:
+        return []
+
+
 @contextmanager
 def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Iterator[Run]:
     """Open a run folder to write in, alone.
@@ -180,7 +204,10 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
     """
     started = (path / CONFIG).exists()
     if started and not resume:
-        raise UserError(f"{path}: holds a run already; go on with --resume, or name another folder with --out")
+        raise UserError(
+            f"{path}: holds a run already; go on with --resume (in Python resume=True), or name another folder with "
+            "--out"
+        )
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file, not a folder; name another folder with --out")
     if not started:

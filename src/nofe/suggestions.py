@@ -1,4 +1,4 @@
-"""What to say to a misspelt name."""
+"""What to say to a misspelt name, and how to say how many."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,3 +9,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name.lower(), known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(known)}"
+
+
+def counted(number: int, thing: str) -> str:
+    """1 image, 2 images."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"

@@ -18,8 +18,9 @@ from nofe.evaluation import Predictions, by_specialty, predictions_of
 from nofe.experts.size import sizes_of
 from nofe.report.record import stored_name
 from nofe.specialties import Specialties, chance_of_pairs_together, given_groups, pairs_together
-from nofe.stages import crop_of_stage
+from nofe.stages import crop_of_stage, recipe_of_stage
 from nofe.task import Task
+from nofe.training.recipe import recipe_field
 
 
 def images_before_training(task: Task) -> dict[str, Any]:
@@ -35,6 +36,11 @@ def images_before_training(task: Task) -> dict[str, Any]:
         "read": task.config.experts.augmentation.crop,
         "usual": usual_side(task.config.data.name),
         "architecture": task.config.architecture,
+        "larger_batches": {
+            f"{recipe_field(stage)}.batch": recipe.batch
+            for stage, recipe in recipe_of_stage(task.config).items()
+            if recipe.batch > len(dataset.train)
+        },
     }
 
 

@@ -1,6 +1,7 @@
 """Folders of images: what is found, what is left out, and what each mistake is told."""
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from nofe.data import folder, load_dataset
 from nofe.data.dataset import Dataset
 from nofe.data.folder import find_images, load_listing, read_images
 from nofe.data.layouts import list_folder
+from nofe.data.originals import usual_side
+from nofe.data.photos import read_photos
 from nofe.data.pictures import DEFAULT_TEST
 from nofe.errors import UserError
 
@@ -82,9 +85,7 @@ def test_hidden_files_are_passed_over_and_others_are_counted(birds: Path, caplog
         (birds / "train/bee/boxes.txt").write_text("0 0 5 5")
         (birds / "train/cow/photo.heic").write_bytes(b"")
         assert load_folder(birds, SIZE).fingerprint() == expected
-    assert caplog.messages == [
-        f"{birds}/train: 2 files are not images by their name and are left out (first: bee/boxes.txt)"
-    ]
+    assert caplog.messages == [f"{birds}/train: 2 files are not images by name and left out (first: bee/boxes.txt)"]
 
 
 def test_suffixes_in_capitals_and_folders_in_folders(birds: Path) -> None:
@@ -216,8 +217,18 @@ def test_find_images_expands_folders_and_keeps_files(birds: Path) -> None:
 
 
 def test_find_images_names_what_is_not_there(tmp_path: Path) -> None:
-    """A file is told of with the answers of the others."""
-    assert find_images([tmp_path / "gone.jpg"]) == [tmp_path / "gone.jpg"]
+    """A file is told of with the answers of the others, if there are any."""
+    gone, there = tmp_path / "gone.jpg", tmp_path / "birds" / "there.jpg"
+    write_image(there)
+    assert find_images([gone, there]) == [gone, there]
+    for missing, said in (([gone], "no such file; check"), ([gone, gone], "no such file, and 1 other neither; check")):
+        with pytest.raises(UserError) as caught:
+            find_images(missing)
+        assert str(caught.value) == f"{gone}: {said} the path"
+    for read in (lambda path: find_images([path]), lambda path: read_photos(path, SIZE)):
+        with pytest.raises(UserError, match=r"^https://example.com/a.jpg: an address, and only files are read; downl"):
+            read(Path("https://example.com/a.jpg"))
+    there.unlink()
     with pytest.raises(UserError, match=re.escape(f"{tmp_path}: holds no images (JPEG")):
         find_images([tmp_path])
 
@@ -252,5 +263,22 @@ def test_images_beside_the_class_folders_are_told(birds: Path, caplog: pytest.Lo
     write_image(birds / "train/stray.png")
     (birds / "train/readme.txt").write_text("text")
     assert told(caplog, birds) == [
-        f"{birds / 'train'}: 1 images lie beside the class folders and are left out (first: stray.png)"
+        f"{birds / 'train'}: 1 image lies beside the class folders and is left out (first: stray.png)"
     ]
+
+
+def test_other_files_among_images_to_predict_are_told(birds: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (birds / "train/ant/readme.txt").write_text("text")
+    assert "readme.txt" not in {path.name for path in find_images([birds / "train"])}
+    assert caplog.messages == [
+        f"{birds / 'train'}: 1 file is not an image by name and left out (first: ant/readme.txt)"
+    ]
+
+
+def test_a_pipe_is_not_waited_for(birds: Path) -> None:
+    os.mkfifo(birds / "train/ant/pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png: cannot be read as an image \(not a regular file\)"):
+        read_images([birds / "train/ant/pipe.png"], SIZE)
+    with pytest.raises(UserError, match=r"1 of \d+ images cannot be read: train/ant/pipe\.png \(not a regular file\)"):
+        load_folder(birds, SIZE)
+    assert usual_side(f"folder:{birds}") is not None

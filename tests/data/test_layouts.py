@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,24 @@ def test_parts_go_by_usual_names_in_any_case(tmp_path: Path, train: str, test: s
     listing = list_folder(tmp_path)
     assert listing.class_names == ("crow", "wren")
     assert members(listing, "test") == {(f"{test}/{name}/3.png", name) for name in ("crow", "wren")}
+
+
+def test_a_test_part_beside_val_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parts = {"train": 2, "val": 1, "test": 3}
+    write_images(tmp_path, *(f"{p}/{n}/{i}.png" for p, count in parts.items() for n in "ab" for i in range(count)))
+    listing = list_folder(tmp_path)
+    assert {name for name, _ in members(listing, "test")} == {"val/a/0.png", "val/b/0.png"}
+    begin = f"{tmp_path}: takes val/ for its test images, and test/ (6 images) is not read; "
+    advice = f"judge a finished run by it with nofe evaluate RUN --dataset folder:{tmp_path}/test"
+    assert caplog.messages == [begin + advice]
+    caplog.clear()
+    list_folder(tmp_path, test=str(tmp_path / "test"))  # as somebody wants it
+    assert caplog.messages == []
+    for name in "ab":
+        shutil.rmtree(tmp_path / "test" / name)
+    write_images(tmp_path, "test/1.png")
+    list_folder(tmp_path)
+    assert f"test/ (1 image) is not read; name what is in it with nofe predict RUN {tmp_path}/test" in caplog.text
 
 
 def test_two_folders_that_could_be_the_training_images(tmp_path: Path) -> None:
@@ -287,7 +306,8 @@ def test_a_run_is_not_made_among_the_images(tmp_path: Path) -> None:
     for folder in ("flat/ant", "flat/bee", "parts/train/ant", "parts/val/ant", "alone/train/ant"):
         (tmp_path / folder).mkdir(parents=True)
     for place in ("flat/runs/first", "flat/ant/run", "parts/train/run", "parts/val/x/run", "alone/runs"):
-        with pytest.raises(UserError, match=r"would lie among the images of folder:.*; name another folder with --out"):
+        told = rf"^{tmp_path / place}: would lie among the images of folder:.*; name another folder with --out"
+        with pytest.raises(UserError, match=told):
             require_outside(tmp_path / place.split("/")[0], tmp_path / place)
     for place in ("parts/runs/first", "runs", "flats"):
         require_outside(tmp_path / "parts", tmp_path / place)

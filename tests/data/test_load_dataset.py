@@ -55,6 +55,7 @@ def test_every_name_leads_to_its_source(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(tmp_path))
     dataset = load_dataset("folder:~/data", root=Path("nowhere"), image_size=16)
     assert (dataset.class_names, dataset.image_size) == (("ant", "bee"), 16)
+    assert load_dataset("folder:~/data").image_size == 32  # as `nofe train` reads them by itself
     assert "cifar-100-python" in refusal("cifar100")
     assert "cifar-10-batches-py" in refusal("cifar10")
 

@@ -1,5 +1,6 @@
 """Packing: what comes out is what Pillow makes of each image, whoever packs it and however often it is killed."""
 
+import errno
 import hashlib
 import io
 import json
@@ -25,7 +26,7 @@ from nofe.data.pack import PackSettings, listing_of, pack
 from nofe.data.shards import list_shards
 from nofe.data.tar_index import index_file, scan_shard, shard_index
 from nofe.data.workers import Workers
-from nofe.errors import Interrupted, UserError
+from nofe.errors import Interrupted, NofeError, RunError, UserError
 
 SMALL = PackSettings(size=24, quality=90, shard_megabytes=0.03)
 CLASSES = ("ant", "bee", "cow")
@@ -235,7 +236,7 @@ def test_unreadable_images_stop_it_by_name_or_are_counted(photos: Path, tmp_path
         target.write_bytes(source.read_bytes())
     for number, content in ((3, b""), (6, b"text"), (12, (photos / "train/ant/12.jpg").read_bytes()[:200])):
         (tmp_path / f"photos/train/ant/{number:02}.jpg").write_bytes(content)
-    with pytest.raises(UserError, match=r"images for it cannot be read: train/ant/.*\.jpg \(.*--skip-unreadable"):
+    with pytest.raises(UserError, match=r"images? for it cannot be read: train/ant/.*\.jpg \(.*--skip-unreadable"):
         packed(tmp_path / "photos", tmp_path / "out")
     manifest = packed(tmp_path / "photos", tmp_path / "out", skip_unreadable=True)
     assert manifest["unreadable"] == {"train": 3, "test": 0}
@@ -296,3 +297,42 @@ def test_a_shard_that_was_changed_or_lost_is_named(photos: Path, tmp_path: Path)
         judged.unlink()
     with pytest.raises(UserError, match=r"test-000000.tar: no such file, and manifest.json lists it"):
         list_shards(tmp_path)  # and not judged by training images
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.EROFS, UserError, "name another"),
+        (errno.ENOENT, UserError, "name another"),
+        (errno.ENOSPC, RunError, "make room"),
+        (errno.EIO, RunError, "see to it"),
+    ],
+)
+def test_what_to_do_where_nothing_can_be_written(
+    number: int, kind: type[NofeError], said: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("nofe.data.pack.replace_atomically", failing)
+    with pytest.raises(NofeError, match=said) as caught:
+        packed(photos, tmp_path / "out")
+    assert type(caught.value) is kind
+
+
+def test_what_is_held_out_is_told_by_the_options_of_pack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(4):
+            photo(number, 30, 30).save(tmp_path / "photos" / name / f"{number}.png")
+
+    def refusal(test: str) -> str:
+        with pytest.raises(UserError) as caught:
+            listing_of(str(tmp_path / "photos"), root=tmp_path, test=test, seed=1)
+        return str(caught.value)
+
+    assert refusal("2").startswith("--test=2: out of range")
+    assert refusal("nowhere").startswith("--test=nowhere: neither a fraction")
+    assert listing_of(str(tmp_path / "photos"), root=tmp_path, test="0.25", seed=1).test is not None
+    [told] = caplog.messages
+    assert told.endswith("drawn from each class by --seed=1, are held out for testing (--test=0.25)")

@@ -56,11 +56,31 @@ def shards(tmp_path: Path) -> Path:
     return root
 
 
+def test_test_shards_beside_val_are_told_of(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tar(shards / "val-000000.tar", samples(90, 2))
+    assert len(list_shards(shards).parts["test"]) == 2
+    told = "test-*.tar (1 shard) is not read; move val-*.tar elsewhere to be judged by it"
+    assert caplog.messages == [f"{shards}: takes val-*.tar for its test images, and {told}"]
+
+
 def refusal(root: Path) -> str:
     with pytest.raises(UserError) as caught:
         list_shards(root)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_labels_that_count_from_one_are_told(shards: Path, named: bool) -> None:
+    for file in shards.glob("*.tar"):
+        file.unlink()
+    files = {
+        f"{i}.{kind}": picture(i) if kind == "png" else b"%d" % (1 + i % 3) for i in range(6) for kind in ("png", "cls")
+    }
+    write_tar(shards / "train-0.tar", files)
+    if not named:
+        (shards / "classes.txt").unlink()
+    assert "labels count from 0, and the lowest here is 1; subtract that from each of them" in refusal(shards)
 
 
 def test_every_image_is_read_from_its_place(shards: Path) -> None:

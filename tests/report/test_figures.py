@@ -25,7 +25,7 @@ def record() -> Record:
     confusion = np.array([[8, 0, 0, 2, 0], [0, 5, 4, 0, 1], [1, 0, 9, 0, 0], [0, 0, 0, 4, 0], [0, 0, 0, 0, 0]])
     return Record(
         path=Path("run"),
-        config={"specialties": {"count": 2}},
+        config={"specialties": {"count": 2}, "data": {"hold_out": 0.0}},
         environment={},
         networks={"base": {"accuracy": 0.7}, "generalist": {"accuracy": 0.8}, "experts": {"accuracy": 0.9}},
         by_specialty=[

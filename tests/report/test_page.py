@@ -26,6 +26,7 @@ from nofe.report.record import Record, read_record
 from nofe.report.text import specialties_in_words
 from nofe.report.words import beyond_the_paper, recipe_rows, with_another_seed
 from nofe.runs import Run
+from nofe.specialties import Specialties
 from nofe.training.runtime import make_runtime
 
 HOSTILE = (
@@ -102,6 +103,44 @@ def test_gain_has_its_sign(run: Run, tmp_path: Path, base: float, experts: float
         summary["networks"]["experts"]["accuracy"] = experts
 
     assert said in rendered(read_record(changed(run, tmp_path / "copy", runs.SUMMARY, change))).text
+
+
+def test_equal_accuracies_are_no_gain(run: Run, tmp_path: Path) -> None:
+    def change(summary: Any) -> None:
+        summary["networks"]["base"]["accuracy"] = summary["networks"]["experts"]["accuracy"] = 0.5
+
+    said = rendered(read_record(changed(run, tmp_path / "copy", runs.SUMMARY, change))).text
+    assert "recognise 50.00% of 80 test images, and are as good as the base, which by the same" in said
+
+
+def test_held_out_images_are_not_called_test_images(run: Run, tmp_path: Path) -> None:
+    """Which they stand in for, to choose by."""
+
+    def hold_out(config: Any) -> None:
+        config["data"]["hold_out"] = 0.1
+
+    said = rendered(read_record(changed(run, tmp_path / "copy", runs.CONFIG, hold_out)))
+    assert "% of 80 held-out training images" in said.text
+    assert "Accuracy on the held-out training images after the last epoch, which are there to choose by" in said.text
+    assert "nothing was chosen by it" not in said.text
+    assert "nothing was chosen by it" in page_of(run).text
+    assert all("test images" not in card for card in said.cards)
+    assert all("test images" not in cell for table in said.tables for cell in table[0])
+    assert not any("test images" in text for text in said.attributes("alt"))
+
+
+@pytest.mark.parametrize("moved", [[0, 0], [0, 3], []])
+def test_specialties_that_no_update_changed_are_told(run: Run, moved: list[int]) -> None:
+    record = dataclasses.replace(read_record(run), updates=[{"moved": each} for each in moved])
+    assert ("they are those drawn at random to begin with" in page.stayed(record)) == (3 not in moved)
+    config = record.config | {"specialties": record.config["specialties"] | {"rule": "random"}}
+    assert page.stayed(dataclasses.replace(record, config=config)) == ""
+
+
+def test_five_most_probable_classes_of_five_are_not_counted(run: Run) -> None:
+    assert "five most probable" in page_of(run).text
+    five = Specialties([0, 0, 1, 1, 1])
+    assert "five most probable" not in page.comparison(dataclasses.replace(read_record(run), specialties=five))
 
 
 def test_each_expert_has_its_classes_and_its_figures(run: Run) -> None:

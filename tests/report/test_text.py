@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 
-from nofe.report.text import images_in_words, jobs_in_words, listed, quoted
+from nofe.report.against import difference_in_words
+from nofe.report.text import (
+    comparison,
+    evaluation_in_words,
+    gain_in_words,
+    images_in_words,
+    jobs_in_words,
+    listed,
+    quoted,
+    specialties_that_stayed,
+)
 
 PHOTOS: dict[str, Any] = {
     "dataset": "folder:birds",
@@ -16,6 +26,7 @@ PHOTOS: dict[str, Any] = {
     "read": 32,
     "usual": 375,
     "architecture": "small",
+    "larger_batches": {},
 }
 LINE = "folder:birds: 6 classes, 1,078 training and 30 test images of 32 x 32 pixels"
 
@@ -34,6 +45,11 @@ def test_no_hint_without_reason(change: dict[str, Any]) -> None:
 
 def test_images_that_are_held_out_are_no_test_images() -> None:
     assert "1,078 training and 30 held-out training images of" in images_in_words(PHOTOS | {"held_out": True})
+
+
+def test_batches_that_are_cut_are_told() -> None:
+    said = images_in_words(PHOTOS | {"usual": None, "larger_batches": {"experts.batch": 2048}})
+    assert said == f"{LINE}\nexperts.batch=2048: more than there are training images, so a step sees all 1,078 of them"
 
 
 def test_a_network_that_reads_crops() -> None:
@@ -71,3 +87,56 @@ def test_a_whole_job_in_words_has_every_part_that_took_time() -> None:
     ]
     assert first.split() == ["abc", "exact", "7", "78.18%", "239.2", "40.2", "170.0", "0.0", "29.0"]
     assert second.split()[-2:] == ["1.5", "27.5"]
+
+
+def test_the_last_line_of_a_run_counts_its_images() -> None:
+    network = {"parameters": 1, "epochs": 1, "seconds": 1}
+    networks = {"base": network | {"accuracy": 8 / 26}, "experts": network | {"accuracy": 15 / 26}}
+    summary: dict[str, Any] = {"networks": networks, "specialties": [{"images": 20}, {"images": 6}]}
+    summary["config"] = {"data": {"hold_out": 0.0}}
+    assert comparison(summary).endswith("the experts are 26.92 points above the base (7 of 26 test images).")
+    summary["config"]["data"]["hold_out"] = 0.1
+    assert comparison(summary).endswith("above the base (7 of 26 held-out training images).")
+
+
+@pytest.mark.parametrize(
+    ("experts", "said"),
+    [(0.5, "as good as the base"), (0.4, "10.00 points below the base (2 of 20 images)")],
+)
+def test_a_gain_has_a_side(experts: float, said: str) -> None:
+    assert gain_in_words(experts, 0.5, 20, "images") == said
+
+
+def test_specialties_as_they_were_drawn() -> None:
+    stayed = specialties_that_stayed([{"moved": 0}, {"moved": 0}])
+    assert stayed is not None
+    assert stayed.startswith("no class moved in 2 updates of the specialties, so they are those drawn at random")
+    assert stayed.endswith("try more epochs of the generalist (--set generalist.epochs=N), or --rule spectral")
+    assert (specialties_that_stayed([]) or "").startswith("there was no update of the specialties")
+    assert specialties_that_stayed([{"moved": 0}, {"moved": 2}]) is None
+
+
+def evaluated(classes: int, base: float, experts: float) -> dict[str, Any]:
+    mistakes = {"confused_across": 0.0}
+    accuracy = {"base": base, "experts": experts}
+    named = [{"name": f"jay, {c}", "specialty": 0, "images": 10, "accuracy": accuracy} for c in range(classes)]
+    shares = {"classes": classes, "images": 10, "accuracy": 1.0, "confused_inside": 0.0, "confused_across": 0.0}
+    of = {stage: {"top_1": a, "top_5": 1.0, "confused_inside": 1 - a} | mistakes for stage, a in accuracy.items()}
+    rest = {"run": "runs/birds", "images": 10, "specialties": [{"specialty": 0} | shares], "classes": named}
+    return of | rest | {"pairs": []}
+
+
+@pytest.mark.parametrize("classes", [5, 6])
+def test_the_best_five_of_five_classes_are_no_figure(classes: int) -> None:
+    assert ("top-5" in evaluation_in_words(evaluated(classes, 0.5, 0.7))) == (classes > 5)
+
+
+def test_a_comma_in_a_name_is_quoted_in_the_table_of_classes() -> None:
+    assert '"jay, 0"' in evaluation_in_words(evaluated(6, 0.5, 0.7))
+
+
+def test_without_mistakes_none_are_compared() -> None:
+    said = evaluation_in_words(evaluated(6, 1.0, 1.0))
+    assert said.endswith("Of 10 images neither the experts nor the base take one for another class.")
+    none, one = {"confused_inside": 0.0, "confused_across": 0.0}, {"confused_inside": 0.1, "confused_across": 0.0}
+    assert "1 more than the base for another class of the right" in difference_in_words(none, one, 10)

@@ -23,6 +23,7 @@ def pack(
     from nofe.data.pack import PackSettings, listing_of
     from nofe.data.pack import pack as write_shards
     from nofe.data.workers import Workers
+    from nofe.suggestions import counted
     from nofe.training.progress import counting
 
     settings = PackSettings(size, square, quality, shard_megabytes)
@@ -34,6 +35,6 @@ def pack(
     counts = ", ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
     left_out = sum(manifest["unreadable"].values())
     print(
-        f"{folder}: {counts} images in {len(manifest['shards'])} shards, {left_out:,} unreadable; "
+        f"{folder}: {counts} images in {counted(len(manifest['shards']), 'shard')}, {left_out:,} unreadable; "
         f"nofe train --dataset shards:{folder}"
     )

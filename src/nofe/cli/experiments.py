@@ -31,6 +31,8 @@ from nofe.cli.options import (
 if TYPE_CHECKING:
     from nofe.side_by_side import Outcome
 
+MARK, SIZE_OF_A_HEAD = b"by `nofe results`", 1000  # what its own pages begin with, in so many bytes
+
 
 def sweep(
     dataset: DatasetName = None,
@@ -71,6 +73,7 @@ def sweep(
         "base.by": base,
         "precision": precision,
     }
+    _refuse_settings_of_the_sweep(set_ or [], {"seed": "--seeds"} | _chosen_by(experts, rule))
     if architecture is not None:
         trust(architecture)
     jobs = trainings(configured(chosen, set_ or []), range(seeds), experts or [], rule or [])
@@ -79,6 +82,21 @@ def sweep(
     outcome = run_all(jobs, out, options, at_once=at_once, minutes=minutes)
     print(f"\n{sweep_in_words(jobs, out)}\n\nThe runs are in {out}.")
     _require_all_done("sweep", outcome)
+
+
+def _chosen_by(experts: list[int] | None, rule: list[str] | None) -> dict[str, str]:
+    """The options that say what --set would say of the same fields."""
+    options = {"specialties.count": ("--experts", experts), "specialties.rule": ("--rule", rule)}
+    return {field: option for field, (option, given) in options.items() if given}
+
+
+def _refuse_settings_of_the_sweep(settings: list[str], option_of: dict[str, str]) -> None:
+    """What each run has of its own would be set aside."""
+    from nofe.errors import UserError
+
+    for setting in settings:
+        if option := option_of.get(setting.partition("=")[0].strip()):
+            raise UserError(f"--set {setting}: a sweep has it from {option}; leave one of them out")
 
 
 def reproduce(
@@ -170,6 +188,10 @@ def results(
     from nofe.report.speed import speed_page
     from nofe.runs import Run, write_atomically
 
+    speed = page.with_name("speed.md") if benchmarks.is_dir() else None
+    _require_own_page(page)
+    if speed is not None:
+        _require_own_page(speed)
     for run in runs or []:
         print(f"wrote {file_result(Run(run), folder)}")
     found = read_results(folder)
@@ -181,7 +203,14 @@ def results(
     if readme.exists() and (text := readme.read_text()) != (made := with_table(text, comparison_table(Index(found)))):
         write_atomically(readme, made.encode())
         print(f"wrote the table of {readme}")
-    if benchmarks.is_dir():
-        speed = page.with_name("speed.md")
+    if speed is not None:
         write_atomically(speed, speed_page(benchmarks).encode())
         print(f"wrote {speed}")
+
+
+def _require_own_page(page: Path) -> None:
+    """That a page which is written anew is one that `nofe results` wrote; what somebody wrote by hand is not."""
+    from nofe.errors import UserError
+
+    if page.exists() and (not page.is_file() or MARK not in page.read_bytes()[:SIZE_OF_A_HEAD]):
+        raise UserError(f"{page}: nofe results did not write it and would replace it; name another page with --page")

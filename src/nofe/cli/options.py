@@ -1,11 +1,13 @@
 """Options that several commands have."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from nofe.files import from_home
 from nofe.training.names import DEVICES, KERNELS, PRECISIONS
 
 
@@ -39,6 +41,22 @@ BranchWidth = Annotated[float | None, typer.Option(help="Of the layers inside a 
 Parameters = Annotated[int | None, typer.Option(help="Narrow the branches to so many in all.")]
 SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")]
 Minutes = Annotated[float | None, typer.Option("--minutes", help="Stop after this time; go on with the same command.")]
+
+
+def at_home(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with ~ as the home of the user in every path; not every shell, and not --out=~, does it."""
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        command(**{name: _from_home(value) for name, value in given.items()})
+
+    return called
+
+
+def _from_home(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_home(each) for each in value]
+    return from_home(value) if isinstance(value, Path) else value
 
 
 def data_settings(dataset: str | None, data_root: Path | None, skip_unreadable: bool) -> dict[str, Any]:

@@ -74,10 +74,9 @@ def predict(
         print("\n]")
     if unreadable:
         first = f"{unreadable[0]['file']}, {unreadable[0]['error']}"
-        raise UserError(
-            f"{len(unreadable):,} of {files:,} files cannot be read as images (first: {first}); "
-            f"repair them, or give {FORMAT_LIST} files"
-        )
+        are_there = any(Path(answer["file"]).exists() for answer in unreadable)
+        advice = f"repair them, or give {FORMAT_LIST} files" if are_there else "check the paths"
+        raise UserError(f"{len(unreadable):,} of {files:,} files cannot be read as images (first: {first}); {advice}")
 
 
 def specialties(run: RunFolder, as_json: AsJson = False) -> None:

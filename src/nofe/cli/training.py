@@ -92,7 +92,7 @@ def train(
     }
     for donor in reuse or []:
         if not (donor / runs.CONFIG).exists():
-            raise UserError(f"--reuse {donor}: no run is here (there is no {runs.CONFIG}); name the folder of one")
+            raise UserError(f"--reuse {runs.no_run_in(donor)}")
     if architecture is not None:
         trust(architecture)
     with launched_runtime(
@@ -113,8 +113,10 @@ def train(
         if config.until != "base":
             progress.say(ranks.first(lambda: specialties_in_words(folder)))
         progress.say(comparison(summary))
-        if config.until == "experts":
-            progress.say(f"The run is in {folder}; open {folder / 'report.html'}, or: nofe evaluate {folder}")
+        page = f"open {folder / 'report.html'}, or: " * (config.until == "experts")
+        is_judged = config.until != "specialties" or config.base.by != "none"
+        command = f"nofe evaluate {folder}" if is_judged else f"nofe specialties {folder}"
+        progress.say(f"The run is in {folder}; {page}{command}")
 
 
 def _configured(
@@ -123,7 +125,6 @@ def _configured(
     """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
     from nofe.recipes import configured_or_resumed
 
-    out = None if out is None else out.expanduser()
     config = configured_or_resumed(chosen, settings, out if resume else None)
     if out is None:
         kind = config.data.name.partition(":")[0]

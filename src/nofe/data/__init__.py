@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.errors import UserError
+from nofe.files import from_home
+from nofe.runs import is_run
 from nofe.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -28,14 +30,14 @@ SMALL_IMAGE_SIZE = 32  # pixels a side of CIFAR and of the glyphs
 def load_dataset(
     name: str,
     *,
-    root: Path,
-    image_size: int,
+    root: Path | str = "data",
+    image_size: int = SMALL_IMAGE_SIZE,
     seed: int = 0,
     skip_unreadable: bool = False,
     download: bool = True,
     test: str = "0.2",
 ) -> Dataset:
-    """The data set of that name in memory, its images `image_size` pixels a side.
+    """The data set of that name in memory, its images `image_size` pixels a side: 32, as `small` reads them.
 
     `root` is where CIFAR lies or is downloaded to; `seed` draws the glyphs, and the test images where the data has
     none: then `test` is their part of each class. `skip_unreadable` leaves out the photos that cannot be decoded
@@ -55,7 +57,7 @@ def load_dataset(
         from nofe.data.cifar import load_cifar
 
         _require_small(name, image_size)
-        return load_cifar(name, root, download=download)
+        return load_cifar(name, from_home(root), download=download)
     raise UserError(_unknown(name))
 
 
@@ -79,23 +81,28 @@ def require_root_is_read(name: str, root: Path) -> None:
         )
 
 
-def list_images(name: str, *, test: str = "0.2", seed: int = 0) -> "Listing":
-    """What a folder, shards or a saved data set hold, without decoding anything."""
+def list_images(name: str, *, test: str = "0.2", seed: int = 0, asked_by: str = "data.test") -> "Listing":
+    """What a folder, shards or a saved data set hold, without decoding anything.
+
+    `asked_by` is what a message calls the choice of `test`.
+    """
     prefix, _, given = name.partition(":")
     if not given:
         raise UserError(f"{name}: no folder is named; write {prefix}:PATH")
-    path = Path(given).expanduser()
+    path = from_home(given)
+    if is_run(path):
+        raise UserError(f"{path}: is the folder of a run, not of images; name the folder that its images lie in")
     if prefix == "folder":
         from nofe.data.layouts import list_folder
 
-        return list_folder(path, test=test, seed=seed)
+        return list_folder(path, test=test, seed=seed, asked_by=asked_by)
     if prefix == "shards":
         from nofe.data.shards import list_shards
 
-        return list_shards(path, test=test, seed=seed)
+        return list_shards(path, test=test, seed=seed, asked_by=asked_by)
     from nofe.data.hugging_face import list_saved
 
-    return list_saved(path, test=test, seed=seed)
+    return list_saved(path, test=test, seed=seed, asked_by=asked_by)
 
 
 def _require_small(name: str, image_size: int) -> None:

@@ -1,6 +1,7 @@
 """Listed images decoded into memory: a data set that fits there, and photos to predict."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.decode import FORMAT_LIST, UnreadableError, decode_image
-from nofe.data.layouts import walk
+from nofe.data.layouts import tell_passed_over, walk
 from nofe.data.pictures import Listing, Source, Stored
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.errors import UserError
+from nofe.suggestions import counted
 
 MAX_IMAGE_SIZE = 4096
 MAX_THREADS = 8  # each may hold one large image; Pillow decodes without the interpreter's lock
@@ -46,16 +48,28 @@ def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = F
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
     """Files as they are given, there or not, and for each folder the images anywhere below it, by name."""
-    found: list[Path] = []
+    paths, found = list(paths), []
+    for path in paths:
+        require_no_address(path)
+    missing = [path for path in paths if not path.exists()]
+    if missing and len(missing) == len(paths):
+        more = f", and {counted(len(missing) - 1, 'other')} neither" * (len(missing) > 1)
+        raise UserError(f"{missing[0]}: no such file{more}; check the path")
     for path in paths:
         if path.is_dir():
-            below, _ = walk(path)
+            below, others = walk(path)
             if not below:
                 raise UserError(f"{path}: holds no images ({FORMAT_LIST}); name another folder")
+            tell_passed_over(path, others)
             found.extend(below)
         else:
             found.append(path)
     return found
+
+
+def require_no_address(path: Path) -> None:
+    if address := re.fullmatch(r"(https?|ftp|s3|gs):/+(.+)", str(path)):
+        raise UserError(f"{address[1]}://{address[2]}: an address, and only files are read; download it first")
 
 
 def read_images(paths: Sequence[Path], image_size: int) -> NDArray[np.uint8]:
@@ -99,6 +113,14 @@ def physical_memory() -> int | None:
         return None
 
 
+def _without_waiting(source: Source) -> Source:
+    """To open a pipe is to wait for its writer. A worker process is given up after a while, a thread cannot be."""
+    path = Path(source.path) if isinstance(source, Stored) else None
+    if path is not None and path.exists() and not (path.is_file() or path.is_dir()):
+        raise UnreadableError("not a regular file")
+    return source
+
+
 def _decode_all(
     count: int, source: Callable[[int], Source], image_size: int
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
@@ -109,7 +131,7 @@ def _decode_all(
     def decode_some(start: int) -> None:
         for i in range(start, min(start + IMAGES_PER_TASK, count)):
             try:
-                decode_image(source(i), image_size, images[i])
+                decode_image(_without_waiting(source(i)), image_size, images[i])
             except UnreadableError as error:
                 reasons[i] = str(error)
 

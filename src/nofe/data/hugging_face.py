@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from nofe.data.layouts import TEST_FOLDERS
-from nofe.data.pictures import DEFAULT_TEST, Listing, Made, Source, Stored
+from nofe.data.pictures import DEFAULT_TEST, TEST_FIELD, Listing, Made, Source, Stored
 from nofe.errors import UserError
+from nofe.suggestions import counted
 
 logger = logging.getLogger("nofe")
 
@@ -17,7 +18,7 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
 TRAIN_SPLITS = ("train", "training")
 
 
-def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listing:
+def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by: str = TEST_FIELD) -> Listing:
     """Every image of a saved data set, encoded as it was saved."""
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
@@ -27,6 +28,16 @@ def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listin
     if train_name is None:
         raise UserError(f"{path}: has no split 'train' (it has {', '.join(splits)}); save it under this name")
     test_name = next((name for name in TEST_FOLDERS if name in splits), None)
+    for other in (name for name in TEST_FOLDERS if name in splits and name != test_name):
+        logger.warning(
+            "%s: takes the split %s for its test images, and %s (%s) is not read; save it without %s to be "
+            "judged by that",
+            path,
+            test_name,
+            other,
+            counted(len(splits[other]), "image"),
+            test_name,
+        )
     train = splits[train_name]
     image_column, label_column = _column(path, train, IMAGE_COLUMNS), _column(path, train, LABEL_COLUMNS)
     class_names = _class_names(path, train, label_column)
@@ -37,7 +48,7 @@ def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listin
         if name is not None
     }
     listing = Listing(f"hf:{path}", str(path), class_names, parts[train_name], parts.get(test_name or ""))
-    return listing.with_test(test, seed, logger.warning)
+    return listing.with_test(test, seed, logger.warning, asked_by)
 
 
 def _load(path: Path) -> Any:

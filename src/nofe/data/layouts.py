@@ -9,13 +9,15 @@ PATH/wnids.txt, train/, val/                  Tiny ImageNet's
 
 import logging
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
-from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, Files, Listing, fraction_of
+from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, TEST_FIELD, Files, Listing, as_option, fraction_of
 from nofe.data.unreadable import some_of
 from nofe.errors import UserError
+from nofe.suggestions import counted
 
 logger = logging.getLogger("nofe")
 
@@ -26,19 +28,20 @@ TINY_CLASSES, TINY_WORDS, TINY_ANNOTATIONS = "wnids.txt", "words.txt", "val_anno
 MAX_TEXT_BYTES = 64 << 20  # of the files that name classes
 
 
-def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listing:
+def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by: str = TEST_FIELD) -> Listing:
     """Every image below a folder. Classes are numbered in the order of their folders' names."""
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {reason}; name one that holds train/ and val/, or a folder for each class")
     if (path / TINY_CLASSES).is_file() and (path / "train").is_dir():
-        if fraction_of(test) is None:
-            raise UserError(f"data.test={test}: {path} is laid out as Tiny ImageNet, judged by its val/; leave it out")
-        return _tiny_imagenet(path).with_test(test, seed, logger.warning)
-    train_folder, test_folder = _find_parts(path, test)
+        if fraction_of(test, asked_by) is None:
+            raise UserError(f"{asked_by}={test}: {path} is laid out as Tiny ImageNet, judged by its val/; leave it out")
+        return _tiny_imagenet(path).with_test(test, seed, logger.warning, asked_by)
+    train_folder, test_folder = _find_parts(path, test, asked_by)
     classes = _find_classes(train_folder)
     if test_folder is not None:
         _refuse_strangers(train_folder, test_folder, classes)
+        _tell_parts_not_read(path, train_folder, test_folder, test)
     _tell_images_beside_classes(train_folder)
     train = _list_images(train_folder, classes, path)
     _require_images_of_each(train, train_folder, classes)
@@ -49,17 +52,17 @@ def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
             raise UserError(f"{test_folder}: holds no images ({FORMAT_LIST}) in class folders; add some")
         _tell_classes_not_judged(judged, test_folder, classes)
     listing = Listing(f"folder:{path}", str(path), tuple(classes), train, judged, _groups(classes))
-    return listing.with_test(test, seed, logger.warning)
+    return listing.with_test(test, seed, logger.warning, asked_by)
 
 
-def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
+def _find_parts(path: Path, test: str, asked_by: str) -> tuple[Path, Path | None]:
     """The folder that holds the training classes, and that of the test classes if there is one."""
     named = None
-    if fraction_of(test) is None:
+    if fraction_of(test, asked_by) is None:
         named = Path(test).expanduser()
         if not named.is_dir():
             raise UserError(
-                f"data.test={test}: neither a fraction such as {DEFAULT_TEST} nor a folder that is there; a path "
+                f"{asked_by}={test}: neither a fraction such as {DEFAULT_TEST} nor a folder that is there; a path "
                 "counts from the folder that nofe is called in"
             )
     folders = subfolders(path)
@@ -71,8 +74,8 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
             raise UserError(f"{path}: has no train/ folder; put the training images into {path / 'train' / 'CLASS'}")
         if named is not None and named.resolve().is_relative_to(path.resolve()):
             raise UserError(
-                f"data.test={test}: lies among the classes of {path}, and would be one; move it out of that folder, or "
-                f"the classes into {path / 'train'}"
+                f"{asked_by}={test}: lies among the classes of {path}, and would be one; move it out of that folder, "
+                f"or the classes into {path / 'train'}"
             )
         return path, named
     twice = [name for name in folders if name != train and name.lower() in TRAIN_FOLDERS]
@@ -84,22 +87,22 @@ def _find_parts(path: Path, test: str) -> tuple[Path, Path | None]:
     if others:
         raise UserError(
             f"{path}: has no val/ or test/ folder, and {others[0]}/ beside {train}/; put images to judge by into "
-            f"{path / 'val' / 'CLASS'}, or name them with --set data.test=FOLDER; if {train} is a class, move all "
-            f"classes into {path / 'train'}"
+            f"{path / 'val' / 'CLASS'}, or name them with {as_option(asked_by)}=FOLDER; if {train} is a class, move "
+            f"all classes into {path / 'train'}"
         )
     return path / train, None
 
 
 def require_outside(path: Path, place: Path) -> None:
     """That a folder to be made at this place is not taken for a class of the images below `path`."""
-    images, place = path.expanduser().resolve(), place.expanduser().resolve()
+    named, images, place = place, path.expanduser().resolve(), place.expanduser().resolve()
     if not images.is_dir() or not place.is_relative_to(images) or place == images:
         return
     folders, first = subfolders(images), place.relative_to(images).parts[0]
     train, judged = part_of(folders, TRAIN_FOLDERS), part_of(folders, TEST_FOLDERS)
     if train is None or judged is None or first in (train, judged):
         raise UserError(
-            f"{place.relative_to(images)}: would lie among the images of folder:{path}, and be read as a class; name "
+            f"{named}: would lie among the images of folder:{path}, and be read as a class; name "
             "another folder with --out"
         )
 
@@ -215,8 +218,8 @@ def _refuse_strangers(train_folder: Path, test_folder: Path, classes: Sequence[s
     strangers = sorted(set(found) - set(classes))
     if strangers:
         raise UserError(
-            f"{test_folder}: class {strangers[0]!r} is not in {train_folder.name}/ ({len(strangers)} such classes "
-            "in all); add training images or remove it"
+            f"{test_folder}: class {strangers[0]!r} is not in {train_folder.name}/ ({len(strangers)} such "
+            f"class{'es' * (len(strangers) != 1)} in all); add training images or remove it"
         )
 
 
@@ -238,14 +241,21 @@ def _list_images(part: Path, classes: Sequence[str], root: Path) -> Files:
         files.extend(images)
         labels.extend([label] * len(images))
         passed_over.extend(others)
-    if passed_over:
-        logger.warning(
-            "%s: %s files are not images by their name and are left out (first: %s)",
-            part,
-            f"{len(passed_over):,}",
-            passed_over[0].relative_to(part),
-        )
+    tell_passed_over(part, passed_over)
     return Files(files, labels, root)
+
+
+def tell_passed_over(folder: Path, others: Sequence[Path]) -> None:
+    """Of what lies among images and has no name of one."""
+    if others:
+        are = "is not an image" if len(others) == 1 else "are not images"
+        logger.warning(
+            "%s: %s %s by name and left out (first: %s)",
+            folder,
+            counted(len(others), "file"),
+            are,
+            others[0].relative_to(folder),
+        )
 
 
 def _require_images_of_each(train: Files, folder: Path, classes: Sequence[str]) -> None:
@@ -279,11 +289,30 @@ def _tell_classes_not_judged(judged: Files, folder: Path, classes: Sequence[str]
 def _tell_images_beside_classes(folder: Path) -> None:
     beside = sorted(_images_in(folder))
     if beside:
+        lie = "lies beside the class folders and is" if len(beside) == 1 else "lie beside the class folders and are"
+        logger.warning("%s: %s %s left out (first: %s)", folder, counted(len(beside), "image"), lie, beside[0])
+
+
+def _tell_parts_not_read(path: Path, train_folder: Path, test_folder: Path, test: str) -> None:
+    """Beside val/ there may be a test/; who names a folder to judge by knows what is left."""
+    if train_folder == path or fraction_of(test) is None:
+        return
+    for name in subfolders(path):
+        images = walk(path / name)[0] if name.lower() in TEST_FOLDERS and path / name != test_folder else []
+        if not images:
+            continue
+        advice = (
+            f"judge a finished run by it with nofe evaluate RUN --dataset {shlex.quote(f'folder:{path / name}')}"
+            if subfolders(path / name)
+            else f"name what is in it with nofe predict RUN {shlex.quote(str(path / name))}"  # its labels are withheld
+        )
         logger.warning(
-            "%s: %s images lie beside the class folders and are left out (first: %s)",
-            folder,
-            f"{len(beside):,}",
-            beside[0],
+            "%s: takes %s/ for its test images, and %s/ (%s) is not read; %s",
+            path,
+            test_folder.name,
+            name,
+            counted(len(images), "image"),
+            advice,
         )
 
 

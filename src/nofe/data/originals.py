@@ -44,6 +44,8 @@ def _photos_below(folder: Path) -> Iterator[Path]:
 def _shorter_side(path: Path) -> int | None:
     """By the head of the file, no pixel is decoded."""
     try:
+        if not path.is_file():  # a pipe, say
+            return None
         with Image.open(path, formats=FORMATS) as image:
             return min(image.size)
     except Exception:  # Pillow raises nearly anything at a damaged file; what is wrong with it is said elsewhere

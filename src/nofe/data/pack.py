@@ -4,6 +4,7 @@ A shard takes its name when it is complete, and the manifest lists it after that
 that is missing. What is in a shard depends on the images and the settings alone: workers encode, one process writes.
 """
 
+import errno
 import hashlib
 import io
 import json
@@ -23,7 +24,7 @@ from PIL import Image
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.layouts import subfolders
-from nofe.data.pictures import Listing, Made, Pictures
+from nofe.data.pictures import TEST_OPTION, Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index
 from nofe.data.unreadable import some_of
@@ -31,8 +32,10 @@ from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
 from nofe.errors import Interrupted, RunError, UserError
 from nofe.files import remove_leftovers, replace_atomically, sha256_of
+from nofe.runs import DISK_FULL, NOT_HERE
 from nofe.signals import on_signals_to_end
 from nofe.streams import stream
+from nofe.suggestions import counted
 
 FORMAT = 1
 
@@ -101,9 +104,11 @@ def pack(
                 )
             return begun.write(folder, complete=True)
     except OSError as error:
-        raise RunError(
-            f"{folder}: cannot be written to ({error.strerror or error}); make room, then run the same command again"
-        ) from error
+        reason = f"{folder}: cannot be written to ({error.strerror or error})"
+        if error.errno in (*NOT_HERE, errno.ENOENT):
+            raise UserError(f"{reason}; name another folder") from error
+        advice = "make room" if error.errno in DISK_FULL else "see to it"
+        raise RunError(f"{reason}; {advice}, then run the same command again") from error
     finally:
         workers.close()
 
@@ -291,8 +296,8 @@ def _write_shard(
                 advance(1)
         if unreadable and not skip_unreadable:
             raise UserError(
-                f"{path.name}: {len(unreadable)} images for it cannot be read: {some_of(unreadable)}; repair them, or "
-                "pass --skip-unreadable to leave them out"
+                f"{path.name}: {counted(len(unreadable), 'image')} for it cannot be read: {some_of(unreadable)}; "
+                "repair them, or pass --skip-unreadable to leave them out"
             )
     _index(path, samples)
     red, green, blue = sums.tolist()
@@ -338,7 +343,7 @@ def listing_of(source: str, *, root: Path, test: str, seed: int) -> Listing:
     if not is_listed(source) and Path(source).is_dir():
         source = f"shards:{source}" if any(Path(source).glob("*.tar")) else f"folder:{source}"
     if is_listed(source):
-        return list_images(source, test=test, seed=seed)
+        return list_images(source, test=test, seed=seed, asked_by=TEST_OPTION)
     return listing_of_arrays(load_dataset(source, root=root, image_size=32, seed=seed))
 
 

@@ -56,6 +56,7 @@ def dataset_of_pairs(
     if names is None:
         names = _numbered(name, labels)
     elif len(labels) and labels[-1] >= len(names):
+        _require_count_from_zero(name, labels)
         raise UserError(
             f"{name}: {len(names):,} class names, and labels up to {labels[-1]:,}; pass class_names= with one for each "
             "number from 0"
@@ -152,6 +153,7 @@ def _first_other(names: Sequence[str], others: Sequence[str]) -> str:
 def _numbered(name: str, labels: NDArray[np.int64]) -> tuple[str, ...]:
     """Names for numbers, which are to be 0 to C - 1."""
     count = int(labels[-1]) + 1 if len(labels) else 0
+    _require_count_from_zero(name, labels)
     if len(labels) < count:
         present = set(labels.tolist())
         absent = ", ".join(str(each) for each in islice((each for each in range(count) if each not in present), 10))
@@ -161,6 +163,13 @@ def _numbered(name: str, labels: NDArray[np.int64]) -> tuple[str, ...]:
             "number the classes from 0 and leave no number out"
         )
     return tuple(f"class {number}" for number in range(count))
+
+
+def _require_count_from_zero(name: str, labels: NDArray[np.int64]) -> None:
+    if len(labels) and labels[0] > 0:
+        raise UserError(
+            f"{name}: labels count from 0, and the lowest here is {labels[0]:,}; subtract that from each of them"
+        )
 
 
 def _images_of(pairs: Pairs, what: str, image_size: int, skip_unreadable: bool) -> tuple[ImageSet, list[str]]:

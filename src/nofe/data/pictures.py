@@ -17,6 +17,7 @@ from nofe.data.dataset import held_out
 from nofe.errors import UserError
 
 DEFAULT_TEST = "0.2"  # of the images of each class, where the data has no test part of its own
+TEST_FIELD, TEST_OPTION = "data.test", "--test"  # what asks for that part: a field of a run, an option of nofe pack
 NOTHING_HELD_OUT = ""  # instead of a part: a listing then has a test part only where the data has one
 
 
@@ -174,25 +175,29 @@ class Listing:
     def parts(self) -> dict[str, Pictures]:
         return {"train": self.train} | ({"test": self.test} if self.test is not None else {})
 
-    def with_test(self, test: str, seed: int, say: Callable[[str], None]) -> "Listing":
+    def with_test(self, test: str, seed: int, say: Callable[[str], None], asked_by: str = TEST_FIELD) -> "Listing":
         """Hold a part of the training images out, class by class, where there is no test part."""
-        if self.test is not None and test not in (DEFAULT_TEST, NOTHING_HELD_OUT) and fraction_of(test) is not None:
-            say(f"{self.where}: has test images, by which is judged; nothing is held out for data.test={test}")
+        fraction = fraction_of(test, asked_by)
+        if self.test is not None and test not in (DEFAULT_TEST, NOTHING_HELD_OUT) and fraction is not None:
+            say(f"{self.where}: has test images, by which is judged; nothing is held out for {asked_by}={test}")
         if self.test is not None or test == NOTHING_HELD_OUT:
             return self
-        fraction = fraction_of(test)
         if fraction is None:
-            raise UserError(f"data.test={test}: {self.where} takes a fraction alone; use one such as {DEFAULT_TEST}")
+            raise UserError(f"{asked_by}={test}: {self.where} takes a fraction alone; use one such as {DEFAULT_TEST}")
         held = held_out(self.where, self.train.labels, self.class_names, fraction, seed)
         say(
             f"{self.where}: has no test images; {int(held.sum()):,} of {len(held):,}, drawn from each class by "
-            f"data.seed={seed}, are held out for testing (--set data.test={fraction:g})"
+            f"{asked_by.replace('test', 'seed')}={seed}, are held out for testing ({as_option(asked_by)}={fraction:g})"
         )
         kept, put_aside = (self.train.subset(np.flatnonzero(chosen)) for chosen in (~held, held))
         return replace(self, train=kept, test=put_aside)
 
 
-def fraction_of(test: str) -> float | None:
+def as_option(asked_by: str) -> str:
+    return asked_by if asked_by == TEST_OPTION else f"--set {asked_by}"
+
+
+def fraction_of(test: str, asked_by: str = TEST_FIELD) -> float | None:
     """Of data.test, which is a fraction or names a folder."""
     if test == NOTHING_HELD_OUT:
         return 0.0
@@ -201,5 +206,5 @@ def fraction_of(test: str) -> float | None:
     except ValueError:
         return None
     if not 0 < fraction < 1:
-        raise UserError(f"data.test={test}: out of range; use a fraction above 0 and below 1, or name a folder")
+        raise UserError(f"{asked_by}={test}: out of range; use a fraction above 0 and below 1, or name a folder")
     return fraction

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofe.data.layouts import MAX_TEXT_BYTES, TEST_FOLDERS, read_lines
-from nofe.data.pictures import DEFAULT_TEST, Listing, Ranges
+from nofe.data.pictures import DEFAULT_TEST, TEST_FIELD, Listing, Ranges
 from nofe.data.tar_index import ShardIndex, shard_index
 from nofe.errors import UserError
+from nofe.suggestions import counted
 
 logger = logging.getLogger("nofe")
 
@@ -27,7 +28,7 @@ MANIFEST, CLASSES, INDEX = "manifest.json", "classes.txt", "index.json"
 MAX_CLASSES = 1_000_000
 
 
-def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listing:
+def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by: str = TEST_FIELD) -> Listing:
     """Every image of the shards in a folder."""
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
@@ -56,7 +57,7 @@ def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0) -> Listi
         None if mean is None else (float(mean[0]), float(mean[1]), float(mean[2])),
         _class_ids(manifest, len(class_names)),
     )
-    return listing.with_test(test, seed, logger.warning)
+    return listing.with_test(test, seed, logger.warning, asked_by)
 
 
 def _find_shards(path: Path) -> dict[str, list[Path]]:
@@ -78,6 +79,14 @@ def _find_shards(path: Path) -> dict[str, list[Path]]:
     if unknown:
         raise UserError(
             f"{found[min(unknown)][0]}: neither train-*.tar nor {', '.join(TEST_FOLDERS)}-*.tar; rename or remove it"
+        )
+    for other in sorted(found.keys() - {"train", judged}):
+        logger.warning(
+            "%s: takes %s-*.tar for its test images, and %s is not read; move %s-*.tar elsewhere to be judged by it",
+            path,
+            judged,
+            f"{other}-*.tar ({counted(len(found[other]), 'shard')})",
+            judged,
         )
     return {"train": found["train"]} | ({"test": found[judged]} if judged else {})
 
@@ -114,9 +123,19 @@ def _class_names(path: Path, manifest: dict[str, Any] | None, labels: NDArray[np
     if not all(label.isdecimal() for label in distinct.tolist()):
         return tuple(distinct.tolist())
     largest = max((int(label) for label in distinct.tolist()), default=0)
+    _require_count_from_zero(path, distinct.tolist())
     if largest >= MAX_CLASSES:
         raise UserError(f"{path}: a label is {largest:,}; list the classes in {path / CLASSES}")
     return tuple(f"class {number}" for number in range(largest + 1))
+
+
+def _require_count_from_zero(where: Path, labels: Sequence[str]) -> None:
+    """Of labels that are numbers."""
+    if labels and all(label.isdecimal() for label in labels) and (lowest := min(map(int, labels))) > 0:
+        raise UserError(
+            f"{where}: labels count from 0, and the lowest here is {lowest:,}; subtract that from each of them, or "
+            f"write names of classes instead"
+        )
 
 
 def _of_index(path: Path) -> tuple[str, ...]:
@@ -158,6 +177,7 @@ def _pictures(
     for file, index in zip(files, indices, strict=True):
         unknown = [label for label in np.unique(index.labels).tolist() if label not in number_of]
         if unknown:
+            _require_count_from_zero(file, np.unique(np.concatenate([each.labels for each in indices])).tolist())
             known = len(set(number_of.values()))
             raise UserError(
                 f"{file}: label {unknown[0]!r} is none of the {known} classes; list them in {file.parent / CLASSES}, "

@@ -46,7 +46,7 @@ def draw_pictures(record: Record) -> list[Picture]:
             draw_accuracy,
             "Accuracy by epoch. The generalist recognises specialties, the others classes. Training images are "
             "counted as they pass, augmented and by the weights of that moment.",
-            f"Lines over epochs. At the end, on test images: {_last_accuracies(record)}.",
+            f"Lines over epochs. At the end, on {record.judged_by}: {_last_accuracies(record)}.",
         ),
         "loss": (
             draw_loss,
@@ -55,13 +55,14 @@ def draw_pictures(record: Record) -> list[Picture]:
         ),
         "specialties": (
             draw_shares,
-            "What becomes of the test images of each expert's classes. Blue is the right specialty.",
+            f"What becomes of the {record.judged_by} of each expert's classes. Blue is the right specialty.",
             "Stacked bars, one for each expert; the numbers are listed with the experts below.",
         ),
         "confusion": (
             draw_confusion,
-            "Test images by class and predicted class, ordered by specialty. Each square on the diagonal "
-            "is one expert: what lies in it is confused inside the specialty. The colour scale is a square root.",
+            f"{record.judged_by.capitalize()} by class and predicted class, ordered by specialty. Each square on the "
+            "diagonal is one expert: what lies in it is confused inside the specialty. The colour scale is a square "
+            "root.",
             "Heat map of all classes; the most confused pairs are listed below.",
         ),
     }
@@ -194,7 +195,8 @@ def draw_shares(record: Record) -> "Figure":
         share = np.array([each[field] for each in record.by_specialty])  # (K,)
         axes.barh(np.arange(count), share, left=left, color=colour, label=label, edgecolor=PAPER, linewidth=0.6)
         left += share
-    axes.set(xlabel="test images of the expert's classes (%)", ylabel="expert", xlim=(0, 1), ylim=(count - 0.4, -0.6))
+    axes.set(xlabel=f"{record.judged_by} of the expert's classes (%)", ylabel="expert")
+    axes.set(xlim=(0, 1), ylim=(count - 0.4, -0.6))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
     axes.set_yticks(_at_most(30, count))
     axes.grid(False)
@@ -237,7 +239,7 @@ def draw_confusion(record: Record) -> "Figure":
         image, ax=axes, orientation="horizontal", shrink=0.8, aspect=30, format=PercentFormatter(1.0, decimals=0)
     )
     bar.set_ticks([0, 0.01, 0.05, 0.2, 0.5, 1.0])
-    bar.set_label("of the test images of the class")
+    bar.set_label(f"of the {record.judged_by} of the class")
     return figure
 
 

@@ -36,9 +36,10 @@ from nofe.report.record import (
     pairs_of_specialty,
     read_record,
 )
-from nofe.report.text import network_name, place_in_words, quoted
+from nofe.report.text import TOP, gain_in_words, network_name, place_in_words, quoted, specialties_that_stayed
 from nofe.runs import Run
-from nofe.specialties import chance_of_pairs_together
+from nofe.specialties import chance_of_pairs_together, rule_named
+from nofe.suggestions import counted
 
 PAIRS = 20  # listed overall
 
@@ -72,8 +73,10 @@ def page(record: Record, pictures: Sequence[Picture]) -> Html:
         template.substitute(
             title=text(f"{record.config['data']['name']}: {record.specialties.count} experts"),
             subtitle=text(f"{record.config['architecture']}, {record.environment['date']}, run {record.path}"),
-            outcome=text(words.outcome(record)),
+            outcome=text(outcome(record)),
             comparison=comparison(record),
+            judged=text(judged(record)),
+            stayed=stayed(record),
             trained=described(words.what_was_trained(record)),
             recipes=recipes(record),
             figures=lines(figure(picture) for picture in pictures if picture.name != "confusion"),
@@ -88,6 +91,29 @@ def page(record: Record, pictures: Sequence[Picture]) -> Html:
     )
 
 
+def outcome(record: Record) -> str:
+    """The run in one sentence."""
+    experts, base = record.networks["experts"]["accuracy"], record.networks.get("base")
+    said = f"{record.specialties.count} experts recognise {experts:.2%} of {record.test_images:,} {record.judged_by}"
+    if base is None:
+        return f"{said}. No base was trained by the same recipe, so there is no gain to report."
+    side = gain_in_words(experts, base["accuracy"], record.test_images, "images")
+    return f"{said}, and are {side}, which by the same recipe recognises {base['accuracy']:.2%}."
+
+
+def judged(record: Record) -> str:
+    said = f"Accuracy on the {record.judged_by} after the last epoch"
+    if record.config["data"]["hold_out"]:
+        return f"{said}, which are there to choose by: train once more without data.hold_out for the figure to report."
+    return f"{said}; nothing was chosen by it."
+
+
+def stayed(record: Record) -> Html:
+    """A warning, where the specialties are not learned though their rule learns."""
+    said = specialties_that_stayed(record.updates) if rule_named(record.config["specialties"]["rule"]).updates else None
+    return Html("") if said is None else Html(f"<p>{text(f'{said[0].upper()}{said[1:]}.')}</p>")
+
+
 def comparison(record: Record) -> Html:
     rows = [
         (
@@ -100,7 +126,7 @@ def comparison(record: Record) -> Html:
         for stage, figures in record.networks.items()
     ]
     emphasised = list(record.networks).index("experts")
-    top_5 = record.networks["experts"].get("top_5")
+    top_5 = record.networks["experts"].get("top_5") if record.specialties.classes > TOP else None
     also = "" if top_5 is None else f"Among the experts' five most probable classes: {top_5:.2%}."
     head = ("network", "accuracy", "parameters", "epochs", "training (s)")
     return Html(f"{table(head, rows, numbers=range(1, 5), emphasised=emphasised)}\n<p>{text(also)}</p>")
@@ -124,8 +150,8 @@ def confusions(record: Record) -> str:
     inside, across = confused_inside_and_across(record.confusion, record.specialties)
     images, wrong = record.test_images, inside + across
     said = (
-        f"Of all {images:,} test images, {inside / images:.2%} are taken for another class of their specialty and "
-        f"{across / images:.2%} for a class of another one."
+        f"Of all {images:,} {record.judged_by}, {inside / images:.2%} are taken for another class of their specialty "
+        f"and {across / images:.2%} for a class of another one."
     )
     if not wrong:
         return said
@@ -142,7 +168,7 @@ def specialty(record: Record, pairs: list[ConfusedPair], k: int) -> Html:
     numbers = described(
         [
             ("classes", f"{figures['classes']}"),
-            ("test images", f"{figures['images']:,}"),
+            (record.judged_by, f"{figures['images']:,}"),
             ("accuracy", f"{figures['accuracy']:.2%}"),
             ("confused inside", f"{figures['confused_inside']:.2%}"),
             ("confused across", f"{figures['confused_across']:.2%}"),
@@ -165,7 +191,7 @@ def pair_in_words(record: Record, pair: ConfusedPair | None) -> Html:
 
 def most_confused(record: Record, pairs: list[ConfusedPair]) -> Html:
     if not pairs:
-        return Html("<p>No test image is taken for another class.</p>")
+        return Html("<p>No image is taken for another class.</p>")
     of = record.specialties.specialty_of_class
     rows = []
     for rank, pair in enumerate(pairs[:PAIRS], start=1):
@@ -183,7 +209,7 @@ def most_confused(record: Record, pairs: list[ConfusedPair]) -> Html:
         )
     head = ("", "class A", "class B", "images confused", "A taken for B", "B taken for A", "experts")
     shown = pairs[:PAIRS]
-    said = f"{len(shown)} pairs, {sum(pair.inside for pair in shown)} of them inside a specialty."
+    said = f"{counted(len(shown), 'pair')}, {sum(pair.inside for pair in shown)} of them inside a specialty."
     return Html(f"<p>{text(said)}</p>\n{table(head, rows, numbers=(0, 3, 4, 5))}")
 
 
@@ -234,7 +260,7 @@ def changed_classes(record: Record, confusions: Mapping[str, csr_array], base: s
         )
         for each in (*gained, *reversed(lost))
     ]
-    head = ("class", "expert", "test images", "base", "experts", "points")
+    head = ("class", "expert", record.judged_by, "base", "experts", "points")
     said = "Of all classes, those that gained and lost most:"
     return Html(f"<p>{text(said)}</p>\n{table(head, rows, numbers=range(1, 6))}")
 
@@ -252,7 +278,7 @@ def pairs_of_the_base(record: Record, confusions: Mapping[str, csr_array], base:
         for pair in pair_figures(confusions, record.specialties, record.class_names, PAIRS_OF_BASE)
     ]
     if not rows:
-        return Html("<p>The base takes no test image for another class.</p>")
+        return Html("<p>The base takes no image for another class.</p>")
     head = ("class A", "class B", "base confuses", "experts confuse", "experts")
     said = "The pairs that the base confuses most, beside what the experts confuse of them:"
     return Html(f"<p>{text(said)}</p>\n{table(head, rows, numbers=(2, 3))}")

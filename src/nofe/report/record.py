@@ -12,6 +12,10 @@ from nofe.runs import Run
 from nofe.specialties import Specialties, class_confusion
 
 
+def judged_by(held_out: bool) -> str:
+    return "held-out training images" if held_out else "test images"
+
+
 @dataclass(frozen=True)
 class Record:
     path: Path
@@ -29,6 +33,10 @@ class Record:
     @property
     def test_images(self) -> int:
         return int(self.confusion.sum())
+
+    @property
+    def judged_by(self) -> str:
+        return judged_by(self.config["data"]["hold_out"] > 0)
 
 
 @dataclass(frozen=True)

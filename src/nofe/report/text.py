@@ -1,16 +1,19 @@
 """A run in plain text: what the commands print."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nofe import runs
 from nofe.report.against import BASES, PAIRS, base_of, difference_in_words, gain, most_changed
+from nofe.report.record import judged_by
 from nofe.runs import Run
+from nofe.suggestions import counted
 
 SMALL = 64  # pixels a side that are made for small images: a photo loses more than in 224
 MUCH_LARGER = 2  # times
+TOP = 5  # classes of which the right one is to be one
 
 
 def span_in_words(values: Sequence[int]) -> str:
@@ -33,14 +36,32 @@ def comparison(summary: dict[str, Any]) -> str:
     text = table(("network", "accuracy", "parameters", "epochs", "seconds"), rows)
     base, experts = summary["networks"].get("base"), summary["networks"].get("experts")
     if base is not None and experts is not None:
-        gain = 100 * (experts["accuracy"] - base["accuracy"])
-        side = f"{abs(gain):.2f} points {'above' if gain > 0 else 'below'}" if round(gain, 2) else "as good as"
-        text += f"\n\nBy the same recipe the experts are {side} the base."
+        images = sum(each["images"] for each in summary["specialties"])
+        what = judged_by(summary["config"]["data"]["hold_out"] > 0)
+        side = gain_in_words(experts["accuracy"], base["accuracy"], images, what)
+        text += f"\n\nBy the same recipe the experts are {side}."
     return text
 
 
-def judged_by(held_out: bool) -> str:
-    return "held-out training images" if held_out else "test images"
+def gain_in_words(experts: float, base: float, images: int, what: str) -> str:
+    """In points, and as images: of a few, many points are not many."""
+    gain = 100 * (experts - base)
+    if not round(gain, 2):
+        return "as good as the base"
+    count = f"{round(abs(gain) * images / 100):,} of {images:,} {what}"
+    return f"{abs(gain):.2f} points {'above' if gain > 0 else 'below'} the base ({count})"
+
+
+def specialties_that_stayed(updates: Sequence[Mapping[str, Any]]) -> str | None:
+    """What is to be known where a rule that learns has learned nothing; None where a class moved."""
+    if any(each["moved"] for each in updates):
+        return None
+    count = len(updates)
+    when = "there was no update" if not count else f"no class moved in {counted(count, 'update')}"
+    return (
+        f"{when} of the specialties, so they are those drawn at random to begin with; try more epochs of the "
+        "generalist (--set generalist.epochs=N), or --rule spectral"
+    )
 
 
 def images_in_words(images: dict[str, Any]) -> str:
@@ -57,6 +78,9 @@ def images_in_words(images: dict[str, Any]) -> str:
             f"\nThe files are of about {usual:,} pixels a side, and {images['architecture']} reads {read}; details may "
             "be lost. --architecture timm:resnet18 --pretrained reads 224 (docs/guide.md, Any network)"
         )
+    if larger := images["larger_batches"]:
+        fields = ", ".join(f"{field}={batch}" for field, batch in larger.items())
+        said += f"\n{fields}: more than there are training images, so a step sees all {images['train']:,} of them"
     return said
 
 
@@ -95,7 +119,8 @@ def quoted(name: str) -> str:
 
 
 def evaluation_in_words(figures: dict[str, Any]) -> str:
-    kinds = ("top_1", "top_5", "confused_inside", "confused_across")
+    top_5 = ("top_5",) if len(figures["classes"]) > TOP else ()  # of five classes it is always right
+    kinds = ("top_1", *top_5, "confused_inside", "confused_across")
     stages = [stage for stage in (*BASES, "experts") if stage in figures]
     known = [kind for kind in kinds if all(kind in figures[stage] for stage in stages)]  # a base has no specialties
     rows = [(stage, *(f"{figures[stage][kind]:.2%}" for kind in known)) for stage in stages]
@@ -127,7 +152,7 @@ def _against_the_base(figures: dict[str, Any], base: str) -> str:
     for title, classes in (("gained most", gained), ("lost most", lost)):
         rows = [
             (
-                each["name"],
+                quoted(each["name"]),
                 f"{each['specialty']}",
                 f"{each['images']:,}",
                 f"{each['accuracy'][base]:.2%}",
