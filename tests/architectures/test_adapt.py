@@ -722,7 +722,7 @@ def test_the_networks_for_small_images_have_the_published_sizes(name: str, param
 
 
 def test_a_network_of_the_paper_keeps_its_cut() -> None:
-    with pytest.raises(UserError, match="the paper's own cut"):
+    with pytest.raises(UserError, match="is cut where it was made to be"):
         architecture_named("vgg11-c100", "conv3_1")
 
 

@@ -36,7 +36,7 @@ from nofe.report.record import (
     pairs_of_specialty,
     read_record,
 )
-from nofe.report.text import TOP, gain_in_words, network_name, place_in_words, quoted, specialties_that_stayed
+from nofe.report.text import TOP, network_name, place_in_words, quoted, specialties_that_stayed
 from nofe.runs import Run
 from nofe.specialties import chance_of_pairs_together, rule_named
 from nofe.suggestions import counted
@@ -73,9 +73,9 @@ def page(record: Record, pictures: Sequence[Picture]) -> Html:
         template.substitute(
             title=text(f"{record.config['data']['name']}: {record.specialties.count} experts"),
             subtitle=text(f"{record.config['architecture']}, {record.environment['date']}, run {record.path}"),
-            outcome=text(outcome(record)),
+            outcome=text(words.outcome(record)),
             comparison=comparison(record),
-            judged=text(judged(record)),
+            judged=text(words.judged(record)),
             stayed=stayed(record),
             trained=described(words.what_was_trained(record)),
             recipes=recipes(record),
@@ -89,23 +89,6 @@ def page(record: Record, pictures: Sequence[Picture]) -> Html:
             commands=commands(record),
         )
     )
-
-
-def outcome(record: Record) -> str:
-    """The run in one sentence."""
-    experts, base = record.networks["experts"]["accuracy"], record.networks.get("base")
-    said = f"{record.specialties.count} experts recognise {experts:.2%} of {record.test_images:,} {record.judged_by}"
-    if base is None:
-        return f"{said}. No base was trained by the same recipe, so there is no gain to report."
-    side = gain_in_words(experts, base["accuracy"], record.test_images, "images")
-    return f"{said}, and are {side}, which by the same recipe recognises {base['accuracy']:.2%}."
-
-
-def judged(record: Record) -> str:
-    said = f"Accuracy on the {record.judged_by} after the last epoch"
-    if record.config["data"]["hold_out"]:
-        return f"{said}, which are there to choose by: train once more without data.hold_out for the figure to report."
-    return f"{said}; nothing was chosen by it."
 
 
 def stayed(record: Record) -> Html:

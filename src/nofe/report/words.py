@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nofe.report.record import Record
-from nofe.report.text import network_name, span_in_words
+from nofe.report.text import gain_in_words, network_name, span_in_words
 from nofe.specialties import rule_named
 
 RECIPE_HEAD = (
@@ -23,12 +23,19 @@ STARTS = {
 def outcome(record: Record) -> str:
     """The run in one sentence."""
     experts, base = record.networks["experts"]["accuracy"], record.networks.get("base")
-    said = f"{record.specialties.count} experts recognise {experts:.2%} of {record.test_images:,} test images"
+    said = f"{record.specialties.count} experts recognise {experts:.2%} of {record.test_images:,} {record.judged_by}"
     if base is None:
         return f"{said}. No base was trained by the same recipe, so there is no gain to report."
-    gain = 100 * (experts - base["accuracy"])
-    side = "above" if gain >= 0 else "below"
-    return f"{said}: {abs(gain):.2f} points {side} the base by the same recipe ({base['accuracy']:.2%})."
+    side = gain_in_words(experts, base["accuracy"], record.test_images, "images")
+    return f"{said}, and are {side}, which by the same recipe recognises {base['accuracy']:.2%}."
+
+
+def judged(record: Record) -> str:
+    """What the figures are of, and what they are for."""
+    said = f"Accuracy on the {record.judged_by} after the last epoch"
+    if record.config["data"]["hold_out"]:
+        return f"{said}, which are there to choose by: train once more without data.hold_out for the figure to report."
+    return f"{said}; nothing was chosen by it."
 
 
 def what_was_trained(record: Record) -> list[tuple[str, str]]:
@@ -46,9 +53,9 @@ def what_was_trained(record: Record) -> list[tuple[str, str]]:
 
 def _data(record: Record) -> str:
     data = record.config["data"]
-    words = f"{data['name']}: {record.specialties.classes:,} classes, {record.test_images:,} test images"
+    words = f"{data['name']}: {record.specialties.classes:,} classes, {record.test_images:,} {record.judged_by}"
     if data["hold_out"]:
-        words += f", held out of the training images ({data['hold_out']:.0%} of them)"
+        words += f" ({data['hold_out']:.0%} of those)"
     return f"{words}; data seed {data['seed']}, fingerprint {record.environment['data']['fingerprint']}"
 
 
@@ -146,7 +153,7 @@ def commands(record: Record) -> list[tuple[str, str]]:
     """What each is for, and the line to type."""
     run = shlex.quote(str(record.path))
     return [
-        ("Judge the run on its test images again", f"nofe evaluate {run}"),
+        (f"Judge the run on its {record.judged_by} again", f"nofe evaluate {run}"),
         ("Name what is in your own pictures", f"nofe predict {run} PICTURE.png"),
         ("List the classes of each expert", f"nofe specialties {run}"),
         ("Write this page again", f"nofe report {run}"),
