@@ -11,10 +11,10 @@ import pytest
 from conftest import small_dataset, small_run
 from nofe.config import to_json
 from nofe.errors import UserError
-from nofe.experiments.claims import Comparison, Judged, epochs_of_row, inverted_u, judged
+from nofe.experiments.claims import Comparison, Judged, epochs_of_row, judged, peak_and
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of, keys_of_experiment
-from nofe.experiments.markdown import results_page
+from nofe.experiments.markdown import comparisons_table, results_page
 from nofe.experiments.page import table_in_words
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import BEGIN, END, comparison_table, with_table
@@ -158,8 +158,8 @@ def test_a_rule_that_ended_with_one_expert_is_said_to_have(quick: dict[str, Any]
     page = results_page([with_figures(each, seed) for each in (learned, alone) for seed in range(3)], BENCHMARKS)
     [line] = [line for line in page.splitlines() if line.startswith("| learned, argmax |")]
     assert line.endswith("| 1 of 100 classes |")
-    [balance] = [line for line in page.splitlines() if line.startswith("| Balance matters")]
-    assert "not judged: one specialty of 10 had taken all classes" in balance
+    [balance] = [line for line in page.splitlines() if line.startswith("| fully-balanced and argmax")]
+    assert "| not judged: one specialty of 10 had taken all classes" in balance
     uneven = results_page([of_row(quick, "table-2", "learned, argmax", [60, 30, 2] + [1] * 8)], BENCHMARKS)
     assert "| 11 of 1 to 60 classes |" in uneven
     assert "had taken all classes" not in uneven
@@ -253,6 +253,16 @@ def test_verdicts() -> None:
     assert of((high, low), ((), low)) == "held, as far as measured"
     assert of((high, low), (high[:2], low)) == "held, as far as measured"
     assert of((high[:2], low), ((), low)) == "too few runs"
+
+
+def test_the_evidence_of_a_claim_is_laid_out_by_comparison() -> None:
+    held = Comparison("a and b", (56.0, 56.5, 57.0), (55.0, 55.2, 55.4))
+    idle = Comparison("c and d", (56.0, 56.5, 57.0), (1.0, 1.0, 1.0))
+    open_ = Comparison("e and f", (56.0,), ())
+    of_held, of_idle, of_open = comparisons_table([held, idle, open_])[2:]
+    assert of_held == "| a and b | 56.50 | 55.20 | +1.30 | 3, 3 | 0.032 | held |"
+    assert of_idle.startswith("| c and d | 56.50 | 1.00 | +55.50 | 3, 3 |  | not judged: runs learned nothing, 3 of 3")
+    assert of_open == "| e and f | 56.00 |  |  | 1, 0 |  | not measured |"
 
 
 def test_a_table_with_gaps_says_why_and_what_they_cost(quick: dict[str, Any]) -> None:
@@ -401,7 +411,7 @@ def test_an_inverted_u_has_the_papers_k_above_both_ends(means: tuple[float, ...]
     def figure(table: str, label: str) -> list[float]:
         return [by_label[label] + noise for noise in (-0.1, 0.0, 0.1)] if label in by_label else []
 
-    fully_balanced, elasso = inverted_u(figure)[:2], inverted_u(figure)[2:]
+    fully_balanced, elasso = zip(*(peak_and(end, figure) for end in (2, 50)), strict=True)
     assert [comparison.outcome for comparison in fully_balanced] == outcomes
     assert [comparison.outcome for comparison in elasso] == ["not measured", "not measured"]
 
@@ -411,9 +421,10 @@ def test_what_learned_nothing_is_no_evidence() -> None:
     assert chance.outcome == "not judged"
     partly = Comparison("", [56.0, 56.1, 56.2], [1.0, 53.9, 1.0])
     assert partly.outcome == chance.outcome
-    assert str(partly).endswith(": runs learned nothing, 2 of 3 of the second, which says nothing about the others")
-    assert "p=" not in str(partly)
+    assert partly.why == "runs learned nothing, 2 of 3 of the second, which says nothing about the others"
+    assert partly.chance is None
     held = Comparison("", [56.0, 56.1, 56.2], [55.0, 55.1, 55.2])
+    assert held.why == ""
     assert Judged("", (chance,)).verdict == "not judged"
     both = Judged("", (held, chance))
     assert (both.verdict, both.counts) == ("held, as far as measured", "1 held, 1 not judged")

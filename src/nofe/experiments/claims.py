@@ -57,15 +57,17 @@ class Comparison:
         said = ", ".join(f"{idle[side]} of {len(sides[side])} of the {side}" for side in sides if idle[side])
         return f"runs learned nothing, {said}, which says nothing about the others" if said else ""
 
-    def __str__(self) -> str:
-        if self.outcome == NOT_MEASURED:
-            return f"{self.words}: {NOT_MEASURED}"
-        figures = f"{statistics.mean(self.above):.2f} against {statistics.mean(self.below):.2f}"
-        of_runs = f"n={len(self.above)} and {len(self.below)}"
-        if self.outcome not in (TOO_FEW, NOT_JUDGED):
-            of_runs += f", p={chance_of_difference(self.above, self.below):.2g}"
-        why = f": {self.why_not_judged or self._learned_nothing()}" if self.outcome == NOT_JUDGED else ""
-        return f"{self.words}: {figures} ({of_runs}), {self.outcome}{why}"
+    @property
+    def why(self) -> str:
+        """What stands in the way of judging it; else nothing."""
+        return (self.why_not_judged or self._learned_nothing()) if self.outcome == NOT_JUDGED else ""
+
+    @property
+    def chance(self) -> float | None:
+        """Of such a difference between two networks that are alike; None where it is not judged."""
+        if self.outcome not in (HELD, NOT_HELD, TOO_CLOSE):
+            return None
+        return chance_of_difference(self.above, self.below)
 
 
 HELD, NOT_HELD, TOO_CLOSE, TOO_FEW, NOT_MEASURED, NOT_JUDGED = OUTCOMES = (
@@ -109,10 +111,9 @@ class Judged:
 
     @property
     def counts(self) -> str:
-        """How many comparisons came out how, where there are several."""
+        """How many comparisons came out how."""
         outcomes = [comparison.outcome for comparison in self.comparisons]
-        counted = [f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES if outcome in outcomes]
-        return ", ".join(counted) if len(outcomes) > 1 else ""
+        return ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES if outcome in outcomes)
 
 
 def judged(index: Index) -> list[Judged]:
@@ -158,16 +159,19 @@ def judged(index: Index) -> list[Judged]:
             ),
         ),
         Judged(
-            "The generalist is needed",
+            "The generalist is needed: experts on its trunk beat experts from scratch",
+            tuple(
+                Comparison(
+                    f"{name}, trunk from the generalist and from scratch",
+                    figure("scratch", f"{name}: from the generalist"),
+                    figure("scratch", f"{name}: from scratch"),
+                )
+                for name in (ALEXNET, RESNET)
+            ),
+        ),
+        Judged(
+            "The generalist needs no trained base to start from",
             (
-                *(
-                    Comparison(
-                        f"{name}, trunk from the generalist and from scratch",
-                        figure("scratch", f"{name}: from the generalist"),
-                        figure("scratch", f"{name}: from scratch"),
-                    )
-                    for name in (ALEXNET, RESNET)
-                ),
                 Comparison(
                     f"{ALEXNET}, generalist from random weights and from the base",
                     figure("from-base", "experts, generalist from random weights"),
@@ -176,7 +180,8 @@ def judged(index: Index) -> list[Judged]:
             ),
         ),
         Judged("Neither depth nor parameters explain the gain", tuple(_sizes(figure))),
-        Judged("Accuracy over K is an inverted U", tuple(inverted_u(figure))),
+        Judged(f"Accuracy over K is an inverted U: it rises to K={PEAK}", tuple(peak_and(KS[0], figure))),
+        Judged(f"Accuracy over K is an inverted U: it falls beyond K={PEAK}", tuple(peak_and(KS[-1], figure))),
     ]
 
 
@@ -262,10 +267,9 @@ def _sizes(figure: Figure) -> list[Comparison]:
     ]
 
 
-def inverted_u(figure: Figure) -> list[Comparison]:
-    """The paper's best K, ten, is above the first and the last, by each of the paper's rules."""
+def peak_and(end: int, figure: Figure) -> list[Comparison]:
+    """The paper's best K, ten, is above the first or the last, by each of the paper's rules."""
     return [
         _of_table_1(figure, f"{rule}, K={PEAK} and K={end}", f"{rule}, K={PEAK}", f"{rule}, K={end}")
         for rule in PAPER_RULES
-        for end in (KS[0], KS[-1])
     ]
