@@ -435,7 +435,7 @@ def test_as_a_program() -> None:
 
 def test_without_a_command_there_is_help() -> None:
     assert answered() == answered("--help")
-    assert "Commands:" in answered()
+    assert "Measure and reproduce" in answered()
 
 
 # What a user can type wrong

@@ -21,7 +21,7 @@ from nofe.cli.training import list_, train
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     help="Turn an image classifier into a network of experts: one trunk, K branches, one softmax.",
 )
 
@@ -43,23 +43,18 @@ def _say_versions(is_asked: bool) -> None:
 @app.callback()
 def _before_every_verb(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_versions, is_eager=True, help="Say the version and leave.")
+        bool, typer.Option("--version", callback=_say_versions, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None: ...
 
 
-VERBS: dict[str, Callable[..., None]] = {
-    "train": train,
-    "sweep": sweep,
-    "evaluate": evaluate,
-    "predict": predict,
-    "specialties": specialties,
-    "report": report,
-    "list": list_,
-    "pack": pack,
-    "reproduce": reproduce,
-    "results": results,
+MEASURE = "Measure and reproduce"
+VERBS: dict[str, dict[str, Callable[..., None]]] = {  # by their group in the help
+    "Train": {"train": train, "sweep": sweep, "pack": pack, "list": list_},
+    "Use a run": {"evaluate": evaluate, "predict": predict, "specialties": specialties, "report": report},
+    MEASURE: {"reproduce": reproduce, "results": results},
 }
-for name, verb in VERBS.items():
-    app.command(name)(at_home(verb))
-app.add_typer(bench_app, name="bench")
+for panel, verbs in VERBS.items():
+    for name, verb in verbs.items():
+        app.command(name, rich_help_panel=panel)(at_home(verb))
+app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)

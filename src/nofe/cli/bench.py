@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nofe.cli.options import DataRoot, Device, Kernels, at_home, one_of
+from nofe.cli.options import DATA, SPEED, DataRoot, Device, Kernels, at_home, one_of
 from nofe.training.names import PRECISIONS
 
 if TYPE_CHECKING:
     from nofe.training.runtime import Runtime
 
-Figures = Annotated[Path | None, typer.Option(help="Where to keep the figures; by default benchmarks/results/DEVICE/.")]
+Figures = Annotated[Path | None, typer.Option(help="JSON file to write; by default in benchmarks/results/DEVICE/.")]
 
-bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
 @bench_app.callback()
@@ -22,29 +22,39 @@ bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 def bench(
     context: typer.Context,
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
-    experts: Annotated[list[int] | None, typer.Option(help="K; repeatable; 10.")] = None,
-    classes: Annotated[list[int] | None, typer.Option(help="C; repeatable; 100, for the update 1,000.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Images a step; repeatable; 128, on a processor 16.")] = None,
+    experts: Annotated[list[int] | None, typer.Option(help="K, by default 10. Repeatable.")] = None,
+    classes: Annotated[
+        list[int] | None, typer.Option(help="C, by default 100; 1,000 for --task update. Repeatable.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Images per step, by default 128; 16 on a CPU. Repeatable.")
+    ] = None,
     network: Annotated[
-        list[str] | None, typer.Option(help="base, loop, fused; all by default. With --task losses: base or experts.")
+        list[str] | None, typer.Option(help="base, loop or fused; all by default. With --task losses: base or experts.")
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="eager, captured, compiled, compiled+captured.")] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="eager, captured, compiled or compiled+captured. Repeatable.")
+    ] = None,
     task: Annotated[
-        list[str] | None, typer.Option(help="train, forward, inference; or update or losses, alone.")
+        list[str] | None, typer.Option(help="train, forward or inference, repeatable; or update or losses alone.")
     ] = None,
-    dataset: Annotated[str, typer.Option(help="Of the losses: glyphs, cifar100 or cifar10.")] = "glyphs",
+    dataset: Annotated[
+        str, typer.Option(help="For --task losses: glyphs, cifar100 or cifar10.", rich_help_panel=DATA)
+    ] = "glyphs",
     data_root: DataRoot = None,
-    rate: Annotated[float | None, typer.Option(help="Of the losses; by default the recipe's.")] = None,
-    grow: Annotated[str | None, typer.Option(help="A table and a plot over the number of experts or classes.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="In which cases take turns.")] = 7,
+    rate: Annotated[
+        float | None, typer.Option(help="Learning rate for --task losses; by default the recipe's.")
+    ] = None,
+    grow: Annotated[str | None, typer.Option(help="experts or classes: a table and a plot over their number.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the cases take turns.")] = 7,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help=one_of(PRECISIONS))] = "auto",
+    precision: Annotated[str, typer.Option(help=one_of(PRECISIONS), rich_help_panel=SPEED)] = "auto",
     kernels: Kernels = "measure",
     out: Annotated[
-        Path | None, typer.Option(help="Where to keep the table; by default benchmarks/results/DEVICE/.")
+        Path | None, typer.Option(help="JSON file to write; by default in benchmarks/results/DEVICE/.")
     ] = None,
 ) -> None:
-    """Time base and experts side by side: steps, inference, updates. `bench data` times the way of the images."""
+    """Time base and experts side by side: training steps, inference, updates of the specialties."""
     if context.invoked_subcommand is not None:
         return
     from nofe.architectures.zoo import trust
@@ -98,18 +108,20 @@ def bench(
 @at_home
 def bench_data(
     dataset: Annotated[str, typer.Option(help="folder:PATH, shards:PATH or hf:PATH.")],
-    architecture: Annotated[str, typer.Option(help="Whose image size to bring them to.")] = "alexnet-caffe",
-    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 128,
-    images: Annotated[int, typer.Option(min=1, help="How many to look at, drawn from the training images.")] = 1024,
-    rounds: Annotated[int, typer.Option(min=1, help="Medians are taken over them.")] = 3,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one a core.")] = 0,
-    experts: Annotated[int, typer.Option(min=0, help="Train so many on these images, too; 0 is none.")] = 0,
-    precision: Annotated[str, typer.Option(help=f"Of the training: {one_of(PRECISIONS)}")] = "auto",
-    compile_: Annotated[bool, typer.Option("--compile/--no-compile", help="torch.compile in the training.")] = False,
+    architecture: Annotated[str, typer.Option(help="Network whose image size they are resized to.")] = "alexnet-caffe",
+    batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 128,
+    images: Annotated[int, typer.Option(min=1, help="Number of training images to time.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, of which the median is taken.")] = 3,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one per core.")] = 0,
+    experts: Annotated[int, typer.Option(min=0, help="Also time the training of this many experts; 0 is none.")] = 0,
+    precision: Annotated[str, typer.Option(help=f"Precision of the training: {one_of(PRECISIONS)}")] = "auto",
+    compile_: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Use torch.compile in the training.")
+    ] = False,
     device: Device = "auto",
     out: Figures = None,
 ) -> None:
-    """Images a second of reading, decoding, resizing, copying and augmenting, and which of them is the limit."""
+    """Images per second of each step from disk to device, and which one is the limit."""
     from nofe.bench.data import measure_data
     from nofe.report.text import data_in_words
     from nofe.training.runtime import make_runtime
@@ -124,21 +136,21 @@ def bench_data(
 @at_home
 def bench_runs(
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "alexnet-c100",
-    at_once: Annotated[list[int], typer.Option(help="Trainings at the same time; repeatable.")] = [1, 8],  # noqa: B006
-    network: Annotated[list[str], typer.Option(help="base, loop, fused; repeatable.")] = ["base", "fused"],  # noqa: B006
-    mode: Annotated[str | None, typer.Option(help="As of bench; the fastest by default.")] = None,
+    at_once: Annotated[list[int], typer.Option(help="Trainings at the same time. Repeatable.")] = [1, 8],  # noqa: B006
+    network: Annotated[list[str], typer.Option(help="base, loop or fused. Repeatable.")] = ["base", "fused"],  # noqa: B006
+    mode: Annotated[str | None, typer.Option(help="As for nofe bench; by default the fastest.")] = None,
     experts: Annotated[int, typer.Option(min=1, help="K.")] = 10,
-    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 100,
     share: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=100, help="Percent of the GPU that each may use, by NVIDIA's MPS; repeatable."),
+        typer.Option(min=1, max=100, help="Per cent of the GPU for each, by NVIDIA's MPS. Repeatable."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long they train together.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to time them.")] = 3.0,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help=one_of(PRECISIONS))] = "auto",
+    precision: Annotated[str, typer.Option(help=one_of(PRECISIONS), rich_help_panel=SPEED)] = "auto",
     out: Figures = None,
 ) -> None:
-    """What a step costs when several trainings share the device."""
+    """Time a training step while several trainings share the device."""
     from nofe.bench.runs import ProcessOptions, measure_runs
     from nofe.report.text import runs_in_words
     from nofe.training.runtime import make_runtime

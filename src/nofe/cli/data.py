@@ -7,19 +7,22 @@ import typer
 
 
 def pack(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A data set, see nofe list; or a folder.")],
-    folder: Annotated[Path, typer.Argument(metavar="DEST", help="Where shards and manifest go.")],
-    size: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images stay so.")] = 256,
-    square: Annotated[bool, typer.Option("--square", help="Keep the middle square alone.")] = False,
-    quality: Annotated[int, typer.Option(help="Of the JPEGs, 1 to 100.")] = 90,
-    shard_megabytes: Annotated[float, typer.Option(help="At most so much in a shard.")] = 256.0,
-    workers: Annotated[int, typer.Option(help="Processes; 0 is one a core.")] = 0,
-    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
-    test: Annotated[str, typer.Option(help="Part held out where SRC has no test images.")] = "0.2",
-    seed: Annotated[int, typer.Option(help="Draws them.")] = 0,
-    data_root: Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")] = Path("data"),
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A data set (see nofe list) or a folder of images.")],
+    folder: Annotated[Path, typer.Argument(metavar="DEST", help="Folder for the shards and their manifest.")],
+    size: Annotated[int, typer.Option(help="Pixels of the shorter side; images are never enlarged.")] = 256,
+    square: Annotated[bool, typer.Option("--square", help="Keep only the middle square.")] = False,
+    quality: Annotated[int, typer.Option(help="JPEG quality, 1 to 100.")] = 90,
+    shard_megabytes: Annotated[float, typer.Option(help="Largest size of a shard.")] = 256.0,
+    workers: Annotated[int, typer.Option(help="Processes; 0 is one per core.")] = 0,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave unreadable images out.")] = False,
+    test: Annotated[str, typer.Option(help="Share held out for testing, where SRC has no test images.")] = "0.2",
+    seed: Annotated[int, typer.Option(help="Seed that draws the held-out images.")] = 0,
+    data_root: Annotated[Path, typer.Option(help="Folder that holds CIFAR, or to download it to.")] = Path("data"),
 ) -> None:
-    """Write any images as shards of small JPEGs, once. The same command again goes on after an interruption."""
+    """Write images as shards of small JPEGs.
+
+    After an interruption the same command continues.
+    """
     from nofe.data.pack import PackSettings, listing_of
     from nofe.data.pack import pack as write_shards
     from nofe.data.workers import Workers

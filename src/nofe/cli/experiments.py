@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nofe.cli.options import (
+    EXPERTS,
+    TRAINING,
     ArchitectureName,
     Bases,
     BranchWidth,
@@ -38,10 +40,15 @@ def sweep(
     dataset: DatasetName = None,
     data_root: DataRoot = None,
     architecture: ArchitectureName = None,
+    experts: Annotated[
+        list[int] | None, typer.Option(help="K, the number of experts. Repeatable.", rich_help_panel=EXPERTS)
+    ] = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="How classes are grouped into specialties. Repeatable.", rich_help_panel=EXPERTS),
+    ] = None,
     recipe: RecipeName = None,
-    experts: Annotated[list[int] | None, typer.Option(help="K, the number of experts; repeatable.")] = None,
-    rule: Annotated[list[str] | None, typer.Option(help="How specialties are chosen; repeatable.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...", rich_help_panel=TRAINING)] = 3,
     pretrained: Pretrained = False,
     weights: WeightsFile = None,
     frozen_trunk: FrozenTrunk = False,
@@ -51,14 +58,14 @@ def sweep(
     base: Bases = None,
     set_: Settings = None,
     skip_unreadable: SkipUnreadable = False,
-    out: Annotated[Path, typer.Option(help="A folder for the folders of the runs.")] = Path("runs/sweep"),
-    side_by_side: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is 8 on a GPU, 1 elsewhere.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder in which each run gets its own.")] = Path("runs/sweep"),
+    side_by_side: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is 8 on a GPU, else 1.")] = 0,
     minutes: Minutes = None,
     device: Device = "auto",
     precision: Precision = None,
     compile_: Compile = None,
 ) -> None:
-    """Train with several seeds, numbers of experts and rules, side by side, and compare them."""
+    """Train several seeds, numbers of experts and rules side by side, and compare them."""
     from nofe.architectures.zoo import trust
     from nofe.recipes import configured
     from nofe.sweep import TrainingOptions, sweep_in_words, trainings
@@ -100,24 +107,28 @@ def _refuse_settings_of_the_sweep(settings: list[str], option_of: dict[str, str]
 
 
 def reproduce(
-    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="See --list; or all.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Every table and figure: rows, cost, state.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 3,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="TABLE", help="Tables to train (see --list), or all.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List every table and figure: rows, cost, state.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     minutes: Minutes = None,
     side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = 8,
-    data_root: Annotated[Path, typer.Option(help="Where CIFAR-100 lies, or is downloaded to.")] = Path("data"),
-    work: Annotated[Path, typer.Option(help="Folders of the runs.")] = Path("runs/reproduce"),
-    folder: Annotated[Path, typer.Option(help="One JSON file for each finished run, by device.")] = Path("results"),
+    data_root: Annotated[Path, typer.Option(help="Folder that holds CIFAR-100, or to download it to.")] = Path("data"),
+    work: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
+    folder: Annotated[Path, typer.Option(help="Folder for one JSON file per finished run, by device.")] = Path(
+        "results"
+    ),
     dataset: Annotated[
-        str | None, typer.Option(help="ImageNet: folder:PATH or shards:PATH; by default folder:DATA_ROOT/imagenet.")
+        str | None, typer.Option(help="ImageNet, as folder:PATH or shards:PATH; by default folder:DATA_ROOT/imagenet.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Experiments whose name contains this, or one of these; repeatable.")
+        list[str] | None, typer.Option(help="Only experiments with this in their name. Repeatable.")
     ] = None,
     device: Device = "auto",
     compile_: Compile = None,
 ) -> None:
-    """Train what is missing of the paper's tables, and print them beside the paper's."""
+    """Train the missing rows of the paper's tables, and print the tables beside the paper's."""
     from nofe.data import is_listed
     from nofe.errors import UserError
     from nofe.experiments import page
@@ -172,14 +183,18 @@ def _require_all_done(verb: str, outcome: "Outcome") -> None:
 
 
 def results(
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Finished runs to file.")] = None,
-    folder: Annotated[Path, typer.Option(help="One JSON file for each run, by device.")] = Path("results"),
-    page: Annotated[Path, typer.Option(help="Made from these files alone.")] = Path("docs/results.md"),
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN", help="Finished runs to add to the results.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Folder with one JSON file per run, by device.")] = Path("results"),
+    page: Annotated[Path, typer.Option(help="The page to write, made from these files alone.")] = Path(
+        "docs/results.md"
+    ),
     benchmarks: Annotated[
-        Path, typer.Option(help="What nofe bench wrote; speed.md beside the page is made of it.")
+        Path, typer.Option(help="Folder with results of nofe bench, for speed.md beside the page.")
     ] = Path("benchmarks/results"),
 ) -> None:
-    """File the figures of finished runs, and write the pages of results and of speed, and README's table, anew."""
+    """Add finished runs to results/, and write docs/results.md, docs/speed.md and the README's table."""
     from nofe.experiments.index import Index
     from nofe.experiments.markdown import results_page
     from nofe.experiments.pictures import pictures

@@ -15,32 +15,95 @@ def one_of(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}."
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+# Groups of options in the help of a command.
+DATA, NETWORK, EXPERTS, TRAINING, RUN, SPEED = "Data", "Network", "Experts", "Training", "Run folder", "Speed"
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device = Annotated[str, typer.Option(help=one_of(DEVICES))]
-TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the code of a python: architecture.")]
-DataRoot = Annotated[Path | None, typer.Option(help="Where data sets lie, or are downloaded to.")]
-DatasetName = Annotated[
-    str | None, typer.Option("--dataset", help="glyphs, cifar100, folder:PATH, shards:PATH ...; see nofe list.")
+Device = Annotated[str, typer.Option(help=one_of(DEVICES), rich_help_panel=SPEED)]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Allow the code of a python: architecture to run.")]
+DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder that holds CIFAR, or to download it to.", rich_help_panel=DATA)
 ]
-ArchitectureName = Annotated[str | None, typer.Option("--architecture", help="See nofe list.")]
-RecipeName = Annotated[str | None, typer.Option("--recipe", help="How all networks are trained; see nofe list.")]
-Bases = Annotated[str | None, typer.Option("--base", help="Bases to compare: experts, paper, both, none.")]
+DatasetName = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset", help="glyphs, cifar100, folder:PATH, shards:PATH, ...; see nofe list.", rich_help_panel=DATA
+    ),
+]
+ArchitectureName = Annotated[
+    str | None,
+    typer.Option(
+        "--architecture",
+        help="resnet56-c100, timm:NAME, torchvision:NAME, ...; see nofe list.",
+        rich_help_panel=NETWORK,
+    ),
+]
+RecipeName = Annotated[
+    str | None,
+    typer.Option("--recipe", help="Recipe for base, generalist and experts; see nofe list.", rich_help_panel=TRAINING),
+]
+Bases = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        help="Recipe of the base to compare with: experts (the same), paper, both or none.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="e.g. generalist.epochs=5; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set any field of the configuration, e.g. generalist.epochs=5. Repeatable.",
+        rich_help_panel=TRAINING,
+    ),
 ]
-Precision = Annotated[str | None, typer.Option("--precision", help=one_of(PRECISIONS))]
-Kernels = Annotated[str, typer.Option(help=f"{', '.join(KERNELS)}.")]
-Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Start from the library's weights.")]
-WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Start from the weights in this file.")]
-FrozenTrunk = Annotated[bool, typer.Option("--frozen-trunk", help="Train heads and branches alone.")]
-Cut = Annotated[str | None, typer.Option(help="Experts begin with this layer.")]
-BranchWidth = Annotated[float | None, typer.Option(help="Of the layers inside a branch; 1 is full.")]
-Parameters = Annotated[int | None, typer.Option(help="Narrow the branches to so many in all.")]
-SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")]
-Minutes = Annotated[float | None, typer.Option("--minutes", help="Stop after this time; go on with the same command.")]
+Precision = Annotated[str | None, typer.Option("--precision", help=one_of(PRECISIONS), rich_help_panel=SPEED)]
+Kernels = Annotated[
+    str,
+    typer.Option(
+        help=f"How fused experts run: {one_of(KERNELS)} measure times them and picks the fastest.",
+        rich_help_panel=SPEED,
+    ),
+]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Use torch.compile; by default on CUDA, where a stage is long enough.",
+        rich_help_panel=SPEED,
+    ),
+]
+Pretrained = Annotated[
+    bool,
+    typer.Option("--pretrained", help="Start from timm's or torchvision's trained weights.", rich_help_panel=NETWORK),
+]
+WeightsFile = Annotated[
+    Path | None, typer.Option("--weights", help="Start from the weights in this file.", rich_help_panel=NETWORK)
+]
+FrozenTrunk = Annotated[
+    bool,
+    typer.Option("--frozen-trunk", help="Keep the trunk as it is; train heads and branches.", rich_help_panel=NETWORK),
+]
+Cut = Annotated[
+    str | None,
+    typer.Option(help="Layer at which the experts begin; by default after the last block.", rich_help_panel=EXPERTS),
+]
+BranchWidth = Annotated[
+    float | None, typer.Option(help="Width of the layers inside a branch; 1 is full.", rich_help_panel=EXPERTS)
+]
+Parameters = Annotated[
+    int | None, typer.Option(help="Narrow the branches to fit this many parameters in all.", rich_help_panel=EXPERTS)
+]
+SkipUnreadable = Annotated[
+    bool,
+    typer.Option("--skip-unreadable", help="Leave unreadable images out instead of stopping.", rich_help_panel=DATA),
+]
+Minutes = Annotated[
+    float | None, typer.Option("--minutes", help="Stop after this long; the same command continues later.")
+]
 
 
 def at_home(command: Callable[..., None]) -> Callable[..., None]:

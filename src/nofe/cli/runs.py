@@ -13,17 +13,19 @@ from nofe.cli.options import AsJson, DataRoot, Device, RunFolder, TrustCode
 def evaluate(
     run: RunFolder,
     dataset: Annotated[
-        str | None, typer.Option(help="The run's data where it lies now, or other labelled images: folder:PATH ...")
+        str | None, typer.Option(help="Where the run's images are now, or other labelled images: folder:PATH, ...")
     ] = None,
     data_root: DataRoot = None,
-    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave such images out.")] = False,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave unreadable images out.")] = False,
     as_json: AsJson = False,
     device: Device = "auto",
-    crops: Annotated[int, typer.Option(help="Views of an image: 1, or 10 that are averaged.")] = 1,
-    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile; pays for very many images.")] = False,
+    crops: Annotated[int, typer.Option(help="Crops per image: 1, or 10 whose predictions are averaged.")] = 1,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Use torch.compile; worth it for very many images.")
+    ] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Judge a run on its test images: top-1, top-5, by specialty, inside and across specialties."""
+    """Accuracy on the test images: top-1, top-5, by specialty, and against the base."""
     from nofe.inference import evaluate_run
     from nofe.judging import Place
     from nofe.report.text import evaluation_in_words
@@ -47,12 +49,12 @@ def evaluate(
 def predict(
     run: RunFolder,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to list.")] = 5,
     as_json: AsJson = False,
     device: Device = "auto",
     trust_code: TrustCode = False,
 ) -> None:
-    """Name what is in a picture, how probable it is, and which expert spoke."""
+    """Classify images: the most probable classes, and the expert that owns each."""
     from nofe.data.decode import FORMAT_LIST
     from nofe.errors import UserError
     from nofe.inference import predict_files
@@ -80,7 +82,7 @@ def predict(
 
 
 def specialties(run: RunFolder, as_json: AsJson = False) -> None:
-    """The classes of each expert."""
+    """List the classes of each expert."""
     from nofe import runs
     from nofe.report.text import specialties_in_words
     from nofe.runs import Run
@@ -92,7 +94,7 @@ def specialties(run: RunFolder, as_json: AsJson = False) -> None:
 
 
 def report(run: RunFolder) -> None:
-    """Write the page of a run again, report.html, and its figures."""
+    """Write report.html and the figures of a run again."""
     from nofe import runs
     from nofe.errors import UserError
     from nofe.report.page import write_report

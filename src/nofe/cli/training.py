@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nofe.cli.options import (
+    DATA,
+    EXPERTS,
+    RUN,
+    SPEED,
+    TRAINING,
     ArchitectureName,
     Bases,
     BranchWidth,
@@ -38,10 +43,16 @@ def train(
     dataset: DatasetName = None,
     data_root: DataRoot = None,
     architecture: ArchitectureName = None,
+    experts: Annotated[int | None, typer.Option(help="K, the number of experts.", rich_help_panel=EXPERTS)] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="How classes are grouped into specialties; see nofe list.", rich_help_panel=EXPERTS),
+    ] = None,
     recipe: RecipeName = None,
-    experts: Annotated[int | None, typer.Option(help="K, the number of experts.")] = None,
-    rule: Annotated[str | None, typer.Option(help="How specialties are chosen; see nofe list.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, order, augmentation and partition.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of weights, order, augmentation and specialties.", rich_help_panel=TRAINING),
+    ] = None,
     pretrained: Pretrained = False,
     weights: WeightsFile = None,
     frozen_trunk: FrozenTrunk = False,
@@ -49,29 +60,51 @@ def train(
     branch_width: BranchWidth = None,
     parameters: Parameters = None,
     base: Bases = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one in runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; by default a new one in runs/.", rich_help_panel=RUN)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.", rich_help_panel=RUN)] = False,
     set_: Settings = None,
     reuse: Annotated[
         list[Path] | None,
-        typer.Option(metavar="RUN", help="Take stages that this run has trained alike from there; repeatable."),
+        typer.Option(
+            metavar="RUN",
+            help="Copy stages from this run where they were trained the same way. Repeatable.",
+            rich_help_panel=RUN,
+        ),
     ] = None,
     skip_unreadable: SkipUnreadable = False,
     device: Device = "auto",
     precision: Precision = None,
     compile_: Compile = None,
-    capture: Annotated[bool | None, typer.Option(help="Steps as CUDA graphs.")] = None,
+    capture: Annotated[
+        bool | None, typer.Option(help="Run each step as a CUDA graph; default on CUDA.", rich_help_panel=SPEED)
+    ] = None,
     kernels: Kernels = "measure",
     checkpoint_seconds: Annotated[
         float | None,
-        typer.Option(min=0, help="Least time between two checkpoints; by default they take 1% of the time."),
+        typer.Option(
+            min=0,
+            help="Least time between two checkpoints; by default they take 1% of the time.",
+            rich_help_panel=RUN,
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0 is one a core.")] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes that decode images; 0 is one per core.", rich_help_panel=DATA)
+    ] = 0,
     sync_batch_norm: Annotated[
-        bool, typer.Option("--sync-batch-norm/--no-sync-batch-norm", help="Over the images of all ranks.")
+        bool,
+        typer.Option(
+            "--sync-batch-norm/--no-sync-batch-norm",
+            help="Normalise over the images of all ranks (torchrun).",
+            rich_help_panel=SPEED,
+        ),
     ] = False,
 ) -> None:
-    """Train a base and a network of experts, and compare them. On several GPUs: torchrun ... -m nofe train ..."""
+    """Train a base and a network of experts, and compare them.
+
+    On several GPUs: torchrun --nproc-per-node N -m nofe train ...
+    """
     from nofe import pipeline, runs
     from nofe.architectures.zoo import trust
     from nofe.errors import UserError
@@ -147,7 +180,7 @@ def _free(out: Path) -> Path:
 
 
 def list_() -> None:
-    """Architectures, data sets, recipes and specialty rules."""
+    """List architectures, data sets, recipes and specialty rules."""
     from nofe.architectures import summaries
     from nofe.data import DATASETS
     from nofe.recipes import SUMMARIES
