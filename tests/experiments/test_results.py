@@ -12,9 +12,10 @@ from conftest import small_dataset, small_run
 from nofe.config import to_json
 from nofe.errors import UserError
 from nofe.experiments.claims import Comparison, Judged, epochs_of_row, judged, peak_and
+from nofe.experiments.claims_page import comparisons_table
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of, keys_of_experiment
-from nofe.experiments.markdown import comparisons_table, results_page
+from nofe.experiments.markdown import results_page
 from nofe.experiments.page import table_in_words
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import BEGIN, END, comparison_table, with_table

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from nofe.config import to_json
-from nofe.experiments.claims import FEWEST_RUNS, LEVEL, Comparison, judged
+from nofe.experiments.claims import FEWEST_RUNS
+from nofe.experiments.claims_page import claims_section
 from nofe.experiments.costs import Growth, Step, cost_of, growth_in, left_of, steps_in
 from nofe.experiments.index import Index, Measured
 from nofe.experiments.other_runs import others_section, recipe_in_words
 from nofe.experiments.page import RETRIEVAL_HEAD, cells, mean_and_deviation, retrieval_cells
 from nofe.experiments.pictures import pictures
+from nofe.experiments.readme import comparison_table
 from nofe.experiments.reproduce import Job, keys_with_results
 from nofe.experiments.tables import (
     FIGURE_3,
@@ -54,6 +56,7 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
         "- Seconds are those of training that network and evaluating it every epoch, on a device that it may have "
         "shared with other runs; [speed.md](speed.md) has speed measured side by side.\n"
         "- `nofe reproduce TABLE` trains what is not measured.",
+        short_section(index),
         claims_section(index),
         *(
             retrieval_section(index, drawn, missing[table.name])
@@ -70,32 +73,12 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def claims_section(index: Index) -> str:
-    """A checklist, then for each claim the comparisons that its verdict rests on."""
-    claims = judged(index)
-    checklist = ["| claim | by these results | comparisons |", "|---|---|---|"]
-    checklist += [f"| {each.claim} | **{each.verdict}** | {each.counts} |" for each in claims]
+def short_section(index: Index) -> str:
     words = (
-        f"A difference counts from {FEWEST_RUNS} runs on each side, when Welch's t test, two-sided, rejects chance at "
-        f"{LEVEL:.0%}; smaller ones are too close to call. p is of each comparison by itself: of twenty without any "
-        "difference one would count. A claim is made of all its comparisons: one that is not held refutes it."
+        "K=10. `base` has the experts' recipe; `base, longer` trains for about as many epochs as generalist and "
+        "experts together; `gain` is that of the experts over `base`. Recipes and all else that was tried are below."
     )
-    evidence = [part for each in claims for part in ("", f"### {each.claim}", "", *comparisons_table(each.comparisons))]
-    return "\n".join(["## The paper's claims", "", *checklist, "", words, *evidence])
-
-
-def comparisons_table(comparisons: Sequence[Comparison]) -> list[str]:
-    """Of each the mean of the network that is claimed to be above, and of the other."""
-    lines = ["| compared | the first | the second | difference | n | p | outcome |", "|---|---|---|---|---|---|---|"]
-    for each in comparisons:
-        above, below = (statistics.mean(figures) if figures else None for figures in (each.above, each.below))
-        means = ("" if mean is None else f"{mean:.2f}" for mean in (above, below))
-        difference = "" if above is None or below is None else f"{above - below:+.2f}"
-        chance = "" if each.chance is None else f"{each.chance:.2g}"
-        outcome = f"{each.outcome}: {each.why}" if each.why else each.outcome
-        cells_of_one = (each.words, *means, difference, f"{len(each.above)}, {len(each.below)}", chance, outcome)
-        lines.append("| " + " | ".join(cells_of_one) + " |")
-    return lines
+    return "\n\n".join(["## In short", comparison_table(index), words])
 
 
 def table_section(table: Table, index: Index, drawn: Mapping[str, bytes], missing: str) -> str:
