@@ -131,7 +131,7 @@ def content(folder: Path) -> dict[str, bytes]:
 # From training to predictions
 
 
-def test_a_run_holds_what_the_guide_promises(finished: Path) -> None:
+def test_a_run_holds_what_the_documentation_promises(finished: Path) -> None:
     run = Run(finished)
     for name in (runs.CONFIG, runs.ENVIRONMENT, runs.INPUT, runs.BASE, runs.GENERALIST, runs.NETWORK):
         assert run.has(name), name

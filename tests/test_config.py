@@ -266,9 +266,9 @@ def test_a_configuration_cannot_be_changed() -> None:
     assert hash(CONFIG) == hash(default_run("alexnet-c100", "cifar100"))
 
 
-def test_the_guide_has_every_field() -> None:
-    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+def test_the_page_on_configuration_has_every_field() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
     recipes = ("base.paper.", "generalist.", "experts.")
     for field, _, _ in fields(CONFIG):
         of_recipe = next((field.removeprefix(recipe) for recipe in recipes if field.startswith(recipe)), field)
-        assert f"`{field}`" in guide or f"`{of_recipe}`" in guide, field
+        assert f"`{field}`" in page or f"`{of_recipe}`" in page, field

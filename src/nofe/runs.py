@@ -1,6 +1,6 @@
 """The run folder: every name in it, every read, every atomic write.
 
-A run folder holds one value a file (docs/guide.md lists them). `manifest.json` has the SHA-256 of each finished
+A run folder holds one value a file (docs/training.md lists them). `manifest.json` has the SHA-256 of each finished
 file, because neither torch nor safetensors notices a flipped bit; a file counts as there only once it is listed.
 """
 

@@ -1,4 +1,4 @@
-"""The model of communication, and that the guide's figures are its figures."""
+"""The model of communication, and that the figures of docs/scaling.md are its figures."""
 
 import json
 from dataclasses import replace
@@ -44,8 +44,8 @@ def test_each_bucket_is_delayed() -> None:
     assert StepModel(slow, 7_000_000, 1.0).communication_seconds == 2 * 6  # 28 MB in buckets of 25 MiB
 
 
-def test_the_guide_has_these_figures() -> None:
-    guide = (ROOT / "docs" / "guide.md").read_text()
+def test_the_page_on_scaling_has_these_figures() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text()
     for name, (parameters, seconds) in measured().items():
         for fabric in (ONE_NODE, EIGHT_NODES):
             step = StepModel(fabric, parameters, seconds)
@@ -56,7 +56,15 @@ def test_the_guide_has_these_figures() -> None:
                 f"{step.communication_seconds * 1e3:.2f} ms",
                 f"{step.least_efficiency:.0%} to {step.most_efficiency:.0%}",
             )
-            assert f"| {' | '.join(cells)} |" in guide
+            assert f"| {' | '.join(cells)} |" in page
     layers = sum(isinstance(layer, nn.BatchNorm2d) for layer in RESNET56_C100.classifier(100).modules())
     costs = [f"{1e3 * synchronised_norm_seconds(layers, fabric):.0f} ms" for fabric in (ONE_NODE, EIGHT_NODES)]
-    assert f"its {layers} layers wait {costs[0]} a step on 8 GPUs and {costs[1]} on 64" in " ".join(guide.split())
+    text = " ".join(page.split())
+    assert f"its {layers} layers wait {costs[0]} a step on 8 GPUs and {costs[1]} on 64" in text
+    parameters, seconds = measured()["base"]
+    shared = [
+        StepModel(fabric, parameters, seconds / fabric.ranks).communication_seconds + seconds / fabric.ranks
+        for fabric in (ONE_NODE, EIGHT_NODES)
+    ]
+    falls, rises = (f"{1e3 * step:.1f}" for step in shared)
+    assert f"from {1e3 * seconds:.1f} ms to {falls} on 8 GPUs and then rise to {rises} on 64" in text

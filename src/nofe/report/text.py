@@ -76,7 +76,7 @@ def images_in_words(images: dict[str, Any]) -> str:
     if read <= SMALL and usual is not None and usual >= MUCH_LARGER * stored:
         said += (
             f"\nThe files are of about {usual:,} pixels a side, and {images['architecture']} reads {read}; details may "
-            "be lost. --architecture timm:resnet18 --pretrained reads 224 (docs/guide.md, Any network)"
+            "be lost. --architecture timm:resnet18 --pretrained reads 224 (docs/networks.md)"
         )
     if larger := images["larger_batches"]:
         fields = ", ".join(f"{field}={batch}" for field, batch in larger.items())

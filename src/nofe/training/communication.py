@@ -23,7 +23,7 @@ class Fabric:
     delay_seconds: float  # from one rank to the next
 
 
-# As assumed in docs/guide.md. Across nodes every rank sends through its own adapter and at its full rate; rings laid
+# As assumed in docs/scaling.md. Across nodes every rank sends through its own adapter and at its full rate; rings laid
 # over all eight adapters of a node do better.
 ONE_NODE = Fabric("8 GPUs, NVLink", ranks=8, bytes_per_second=300e9, delay_seconds=3e-6)
 EIGHT_NODES = Fabric("64 GPUs, 400 Gb/s each", ranks=64, bytes_per_second=50e9, delay_seconds=10e-6)
