@@ -96,11 +96,16 @@ def table_section(table: Table, index: Index, drawn: Mapping[str, bytes], missin
             "| " + " | ".join([label, accuracy, each, *rest, specialties_in_words(measured[row.label])]) + " |"
         )
     found = [one for ones in measured.values() for one in ones]
-    parts = (f"`nofe reproduce {table.name}`.", provenance(found), missing, table.note, *notes_on(table, measured))
-    lines += ["", " ".join(part for part in parts if part)]
+    notes = (provenance(found), missing, table.note, *notes_on(table, measured))
+    lines += ["", *remarks(table, *notes)]
     if (picture := f"{table.name}.png") in drawn:
         lines += ["", f"![{table.title}](figures/{picture})"]
     return "\n".join(lines)
+
+
+def remarks(table: Table, *notes: str) -> list[str]:
+    """Below a table: how to make it, and what is to be known of it."""
+    return [f"- `nofe reproduce {table.name}` trains these rows.", *(f"- {note}" for note in notes if note)]
 
 
 def specialties_in_words(measured: Sequence[Measured]) -> str:
@@ -181,17 +186,16 @@ def missing_in_words(table: Table, results: Sequence[Result], growth: Growth) ->
 
 
 def provenance(measured: Sequence[Measured]) -> str:
-    """On what, with what, when, from which commit."""
+    """On what, with what, when. The files have their commits, too."""
     if not measured:
         return ""
     environments = [one.result["environment"] for one in measured]
     devices = _listed(f"{env['device']} ({env['precision']})" for env in environments)
     dates = sorted({env["date"][:10] for env in environments})
     torch = _listed(env["versions"]["torch"] for env in environments)
-    commits = _listed(env["commit"] for env in environments)
-    seeds = _listed(str(one.seed) for one in measured)
+    seeds = ", ".join(map(str, sorted({one.seed for one in measured})))
     period = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"Measured on {devices}, torch {torch}, {period}, seeds {seeds}, commits {commits}."
+    return f"Measured on {devices}, torch {torch}, {period}, seeds {seeds}."
 
 
 def _listed(values: Any) -> str:
@@ -235,7 +239,7 @@ def retrieval_section(index: Index, drawn: Mapping[str, bytes], missing: str) ->
         "|---|---|---|---|---|",
         *("| " + " | ".join(line) + " |" for line in retrieval_cells(index)),
         "",
-        " ".join(part for part in (f"`nofe reproduce {RETRIEVAL.name}`.", missing, RETRIEVAL.note) if part),
+        *remarks(RETRIEVAL, missing, RETRIEVAL.note),
     ]
     for row in RETRIEVAL.rows:
         if (picture := f"retrieval-{row.label}.png") in drawn:
