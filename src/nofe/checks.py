@@ -9,8 +9,10 @@ import torch
 
 from nofe import config as configuration
 from nofe import runs
+from nofe.architectures import architecture_named
 from nofe.architectures.line import first_line
 from nofe.architectures.pretrained import read_weights, require_fitting_weights
+from nofe.architectures.width import require_another_width
 from nofe.config import GROUPS, WEIGHTS, RunConfig, architecture_of
 from nofe.data import Dataset, is_listed
 from nofe.data.groups import group_of_class
@@ -34,6 +36,9 @@ def require_outside_images(config: RunConfig, out: Path) -> None:
 
 def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
     """That every stage can be trained on these images as the configuration says."""
+    if not run.has(runs.CONFIG):  # runs of before this was asked go on
+        with torch.device("meta"):
+            require_another_width(architecture_named(config.architecture, config.adapt.cut), config.adapt.branch_width)
     _require_fitting_crops(config, dataset)
     _require_batches_to_normalise(config, dataset)
     if weights := config.adapt.weights:

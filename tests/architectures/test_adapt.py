@@ -23,7 +23,7 @@ from nofe.architectures import architecture_named, parameter_count, zoo
 from nofe.architectures.adapt import InputScale, adapted
 from nofe.architectures.options import AdaptConfig, architecture_with, balanced_sizes
 from nofe.architectures.pretrained import read_weights, start_from
-from nofe.architectures.width import with_branch_width
+from nofe.architectures.width import require_another_width, width_within, with_branch_width
 from nofe.errors import UserError
 from nofe.experts.branches import Branches
 from nofe.experts.fused import NotFusable, fuse
@@ -774,18 +774,26 @@ def test_narrow_branches_are_smaller_and_run_fused(name: str) -> None:
 def test_branches_that_cannot_be_narrowed_are_not_passed_off_as_narrow(name: str, said: str) -> None:
     whole = architecture_named(name)
     with torch.device("meta"), pytest.raises(UserError, match=r"^branch_width=0\.5: ") as error:
-        with_branch_width(whole, 0.5).branch(3)
+        require_another_width(whole, 0.5)
     assert said in str(error.value)
+
+
+def test_a_limit_leaves_branches_as_they_are_where_they_fit() -> None:
+    whole = architecture_named("timm:eca_nfnet_l0")  # whose branches cannot be narrowed
     enough = sizes_of(whole, 10, 4, 224)["experts"].parameters
-    kept = architecture_with(name, AdaptConfig(parameters=enough), 10, 4)
-    assert sizes_of(kept, 10, 4, 224)["experts"].parameters == enough
-    with pytest.raises(UserError, match=r"at the least|cannot be scaled"):
-        architecture_with(name, AdaptConfig(parameters=enough // 2), 10, 4)
+    assert width_within(whole, enough, balanced_sizes(10, 4)) == 1
+    with pytest.raises(UserError, match="cannot be scaled"):
+        width_within(whole, enough // 2, balanced_sizes(10, 4))
 
 
 def test_a_width_that_rounding_takes_back_is_said() -> None:
-    with pytest.raises(UserError, match=r"branch_width=0\.99: is rounded back to 1"):
-        with_branch_width(architecture_named("timm:test_resnet@32"), 0.99).branch(3)
+    resnet = architecture_named("timm:test_resnet@32")
+    with pytest.raises(UserError, match=r"branch_width=0\.99: rounds to the full width"):
+        require_another_width(resnet, 0.99)
+    require_another_width(resnet, 0.5)
+    before = torch.get_rng_state()
+    require_another_width(resnet, 2)
+    assert torch.equal(torch.get_rng_state(), before), "the network that is made next is the one without the question"
 
 
 def test_a_limit_on_parameters_is_kept_and_used() -> None:

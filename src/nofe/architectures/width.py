@@ -21,7 +21,7 @@ from nofe.errors import UserError
 STEPS = 64  # widths that a budget is met with are multiples of 1 / 64
 ROUND_FROM, ROUND_TO = 32, 8  # larger widths are multiples of 8, which kernels like
 UNKNOWN = ("Attention",)
-INSTEAD = "leave that out, and for smaller branches name a later layer to cut at (cut=)"
+INSTEAD = "leave it out, or for smaller branches cut at a later layer (cut=)"
 
 
 def with_branch_width(architecture: Architecture, width: float, option: str = "branch_width") -> Architecture:
@@ -37,18 +37,30 @@ def with_branch_width(architecture: Architecture, width: float, option: str = "b
 
     def branch(outputs: int) -> nn.Module:
         made = architecture.branch(outputs)
-        whole = parameter_count(made)
         _scale(made, width, features(), f"{option}={width:g}", architecture.name)
-        if parameter_count(made) == whole:  # whoever narrows branches has room for so many parameters and no more
-            if _free_layers(made):
-                raise UserError(f"{option}={width:g}: is rounded back to 1 in {architecture.name}; use another number")
-            raise UserError(
-                f"{option}={width:g}: changes nothing in the branches of {architecture.name}, where each width is that "
-                f"of a shortcut, or read by code that cannot be followed; {INSTEAD}"
-            )
         return made
 
     return replace(architecture, branch=branch, branch_is_head=False)
+
+
+def require_another_width(architecture: Architecture, width: float, option: str = "branch_width") -> None:
+    """That this width changes the branches at all: whoever narrows them has room for so many parameters and no more.
+
+    Asked before training alone: what was trained so already can still be read.
+    """
+    if width == 1:
+        return
+    with torch.random.fork_rng([]):
+        scaled = with_branch_width(architecture, width, option).branch(1)
+        is_changed = parameter_count(scaled) != parameter_count(architecture.branch(1))
+    if is_changed:
+        return
+    if _free_layers(scaled):
+        raise UserError(f"{option}={width:g}: rounds to the full width in {architecture.name}; use another number")
+    raise UserError(
+        f"{option}={width:g}: changes nothing in the branches of {architecture.name}, where each width is that of a "
+        f"shortcut, or read by code that cannot be followed; {INSTEAD}"
+    )
 
 
 def _scale(branch: nn.Module, width: float, features: tuple[int, ...], asked: str, name: str) -> None:

@@ -12,7 +12,7 @@ from nofe.architectures.adapt import adapted, plan_of
 from nofe.architectures.anew import drawn_anew, outputs_of, tensors_by_class, with_outputs
 from nofe.architectures.genuine import computes_as, is_linear_in_timm
 from nofe.architectures.line import WITH_WEIGHTS, first_line, floating_dtype
-from nofe.architectures.width import with_branch_width
+from nofe.architectures.width import require_another_width, with_branch_width
 from nofe.errors import UserError
 from nofe.experts.given import Branch, checked, copy_of, require_factory, require_width, size_read, uncompiled
 from nofe.experts.network import NetworkOfExperts
@@ -85,7 +85,9 @@ def _converted(
 
     from_model = adapted(copied, name, size, cut=cut, branch=branch)
     new = adapted(drawn, name, size, cut=cut, branch=branch)
-    width_of = with_branch_width(from_model if cut else new, width, "width")
+    whole = from_model if cut else new
+    require_another_width(whole, width, "width")
+    width_of = with_branch_width(whole, width, "width")
     copies_branches = bool(cut) and branch is None
     classifier = model.get_submodule(last)
     has_rows = outputs_of(classifier) == specialties.classes
