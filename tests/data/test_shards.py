@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nofe.data import load_dataset
+from nofe.data import list_images, load_dataset
 from nofe.data.decode import decode_image
+from nofe.data.pictures import NOTHING_HELD_OUT
 from nofe.data.shards import list_shards
 from nofe.data.tar_index import index_file, scan_shard, shard_index
 from nofe.errors import UserError
@@ -80,7 +81,16 @@ def test_labels_that_count_from_one_are_told(shards: Path, named: bool) -> None:
     write_tar(shards / "train-0.tar", files)
     if not named:
         (shards / "classes.txt").unlink()
-    assert "labels count from 0, and the lowest here is 1; subtract that from each of them" in refusal(shards)
+    assert "labels must start at 0, and the lowest is 1; subtract 1 from each" in refusal(shards)
+
+
+def test_shards_to_judge_by_need_not_have_the_first_classes(shards: Path) -> None:
+    """Subtracting would call every image another class than it is."""
+    for file in (*shards.glob("*.tar"), shards / "classes.txt"):
+        file.unlink()
+    write_tar(shards / "train-0.tar", {"a.png": picture(1), "a.cls": b"2", "b.png": picture(2), "b.cls": b"4"})
+    listing = list_images(f"shards:{shards}", test=NOTHING_HELD_OUT)
+    assert [listing.class_names[label] for label in listing.train.labels] == ["class 2", "class 4"]
 
 
 def test_every_image_is_read_from_its_place(shards: Path) -> None:

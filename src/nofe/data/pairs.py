@@ -168,7 +168,7 @@ def _numbered(name: str, labels: NDArray[np.int64]) -> tuple[str, ...]:
 def _require_count_from_zero(name: str, labels: NDArray[np.int64]) -> None:
     if len(labels) and labels[0] > 0:
         raise UserError(
-            f"{name}: labels count from 0, and the lowest here is {labels[0]:,}; subtract that from each of them"
+            f"{name}: labels must start at 0, and the lowest is {labels[0]:,}; subtract {labels[0]:,} from each"
         )
 
 
