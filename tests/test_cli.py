@@ -332,7 +332,12 @@ def test_paths_may_begin_at_home(finished: Path, animals: Path, monkeypatch: pyt
         assert torch.equal(network.read("~/home.png"), network.read([picture]))
     finally:
         picture.unlink()
-    assert "~nobody-of-this-name/run: no run is here" in refusal("evaluate", "~nobody-of-this-name/run")
+    nobody = "~nobody-of-this-name"
+    assert f"{nobody}/run: no run is here" in refusal("evaluate", f"{nobody}/run")
+    train = ("train", "--dataset", f"folder:{animals}", *SHORT, "--out", finished.parent / "other")
+    assert f"data.test={nobody}: neither a fraction" in refusal(*train, "--set", f"data.test={nobody}")
+    assert nobody in refusal(*train, "--weights", f"{nobody}/weights.pt")
+    assert "holds a run already" in refusal(*train[:-1], run)
 
 
 def test_a_run_is_no_folder_of_images(finished: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from nofe.data.groups import group_of_class
 from nofe.data.layouts import require_outside
 from nofe.data.pictures import fraction_of
 from nofe.errors import UserError
-from nofe.files import sha256_of
+from nofe.files import expand_home, sha256_of
 from nofe.runs import Run
 from nofe.specialties import wordnet_specialties
 from nofe.stages import recipe_of_stage
@@ -154,7 +154,7 @@ def _differences(before: Any, after: Any, path: str = "") -> list[str]:
 def files_of(config: RunConfig) -> dict[str, str]:
     """Checksums of the files that a configuration names, by its fields: their content decides, not where they lie."""
     named = {WEIGHTS: config.adapt.weights, GROUPS: config.specialties.groups}
-    paths = {field: Path(name).expanduser() for field, name in named.items() if name}
+    paths = {field: expand_home(name) for field, name in named.items() if name}
     return {field: sha256_of(path) for field, path in paths.items() if path.is_file()}
 
 

@@ -320,6 +320,12 @@ def test_what_to_do_where_nothing_can_be_written(
     assert type(caught.value) is kind
 
 
+def test_a_folder_below_home_is_packed(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(photos.parent))
+    listing = listing_of(f"~/{photos.name}", root=photos, test="0.2", seed=0)
+    assert listing.name == f"folder:{photos}"
+
+
 def test_what_is_held_out_is_told_by_the_options_of_pack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("ant", "bee"):
         (tmp_path / "photos" / name).mkdir(parents=True)

@@ -14,7 +14,7 @@ import typer
 from nofe.cli.bench import bench_app
 from nofe.cli.data import pack
 from nofe.cli.experiments import reproduce, results, sweep
-from nofe.cli.options import at_home
+from nofe.cli.options import expanding_home
 from nofe.cli.runs import evaluate, predict, report, specialties
 from nofe.cli.training import list_, train
 
@@ -61,5 +61,5 @@ VERBS: dict[str, Callable[..., None]] = {
     "results": results,
 }
 for name, verb in VERBS.items():
-    app.command(name)(at_home(verb))
+    app.command(name)(expanding_home(verb))
 app.add_typer(bench_app, name="bench")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.errors import UserError
-from nofe.files import from_home
+from nofe.files import expand_home
 from nofe.runs import is_run
 from nofe.suggestions import did_you_mean
 
@@ -57,7 +57,7 @@ def load_dataset(
         from nofe.data.cifar import load_cifar
 
         _require_small(name, image_size)
-        return load_cifar(name, from_home(root), download=download)
+        return load_cifar(name, expand_home(root), download=download)
     raise UserError(_unknown(name))
 
 
@@ -89,7 +89,7 @@ def list_images(name: str, *, test: str = "0.2", seed: int = 0, asked_by: str = 
     prefix, _, given = name.partition(":")
     if not given:
         raise UserError(f"{name}: no folder is named; write {prefix}:PATH")
-    path = from_home(given)
+    path = expand_home(given)
     if is_run(path):
         raise UserError(f"{path}: is the folder of a run, not of images; name the folder that its images lie in")
     if prefix == "folder":

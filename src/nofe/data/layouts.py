@@ -17,6 +17,7 @@ from nofe.data.decode import FORMAT_LIST, SUFFIXES
 from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, TEST_FIELD, Files, Listing, as_option, fraction_of
 from nofe.data.unreadable import some_of
 from nofe.errors import UserError
+from nofe.files import expand_home
 from nofe.suggestions import counted
 
 logger = logging.getLogger("nofe")
@@ -59,7 +60,7 @@ def _find_parts(path: Path, test: str, asked_by: str) -> tuple[Path, Path | None
     """The folder that holds the training classes, and that of the test classes if there is one."""
     named = None
     if fraction_of(test, asked_by) is None:
-        named = Path(test).expanduser()
+        named = expand_home(test)
         if not named.is_dir():
             raise UserError(
                 f"{asked_by}={test}: neither a fraction such as {DEFAULT_TEST} nor a folder that is there; a path "
@@ -95,7 +96,7 @@ def _find_parts(path: Path, test: str, asked_by: str) -> tuple[Path, Path | None
 
 def require_outside(path: Path, place: Path) -> None:
     """That a folder to be made at this place is not taken for a class of the images below `path`."""
-    named, images, place = place, path.expanduser().resolve(), place.expanduser().resolve()
+    named, images, place = place, expand_home(path).resolve(), expand_home(place).resolve()
     if not images.is_dir() or not place.is_relative_to(images) or place == images:
         return
     folders, first = subfolders(images), place.relative_to(images).parts[0]
