@@ -746,7 +746,7 @@ def test_evaluate_without_the_data(animals: Path, tmp_path: Path) -> None:
     moved = write_animals(tmp_path / "animals")
     answered("train", "--dataset", f"folder:{moved}", *SHORT, "--base", "none", "--out", tmp_path / "run")
     moved.rename(tmp_path / "elsewhere")
-    told = f"{moved}: no such folder, and {tmp_path / 'run'} had its images there; say where they lie now with "
+    told = f"{moved}: no such folder, and the images of {tmp_path / 'run'} were there; say where they are now with "
     assert refusal("evaluate", tmp_path / "run") == f"{told}--dataset folder:PATH"
     assert command("evaluate", tmp_path / "run", "--dataset", f"folder:{tmp_path / 'elsewhere'}").code == 0
     (tmp_path / "elsewhere" / "train" / "ant").rename(tmp_path / "elsewhere" / "train" / "ape")

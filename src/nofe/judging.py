@@ -21,6 +21,7 @@ from nofe.errors import UserError
 from nofe.files import expand_home
 from nofe.run_images import images_of_finished_run
 from nofe.runs import Run
+from nofe.suggestions import counted
 from nofe.training.runtime import Runtime
 
 
@@ -81,9 +82,9 @@ def images_to_judge_by(
 def _require_images_where_they_were(data: DataConfig, run: Run) -> None:
     kind, _, path = data.name.partition(":")
     if is_listed(data.name) and not expand_home(path).exists():
-        counted_from = "" if expand_home(path).is_absolute() else f", counted from {Path.cwd()}"
+        here = "" if expand_home(path).is_absolute() else f" in {Path.cwd()}"
         raise UserError(
-            f"{path}: no such folder{counted_from}, and {run.path} had its images there; say where they lie now with "
+            f"{path}: no such folder{here}, and the images of {run.path} were there; say where they are now with "
             f"--dataset {kind}:PATH"
         )
 
@@ -160,11 +161,10 @@ def _as_numbered(name: str, theirs: Sequence[str], ours: Sequence[str]) -> NDArr
     number_of = {class_name: number for number, class_name in enumerate(ours)}
     strangers = [class_name for class_name in theirs if class_name not in number_of]
     if strangers:
-        plural = "es" * (len(strangers) != 1)
+        count = counted(len(strangers), "such class", "such classes")
         raise UserError(
-            f"--dataset {name}: class {strangers[0]!r} is not among the {len(ours):,} of the run ({len(strangers):,} "
-            f"such class{plural} in all; the run's first: {ours[0]!r}); name the class folders as the run's, or leave "
-            "it out"
+            f"--dataset {name}: class {strangers[0]!r} is not among the {len(ours):,} of the run ({count} in all; "
+            f"the run's first: {ours[0]!r}); name the class folders as the run's, or leave it out"
         )
     return np.array([number_of[class_name] for class_name in theirs], dtype=np.int64)
 

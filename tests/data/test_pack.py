@@ -305,7 +305,7 @@ def test_a_shard_that_was_changed_or_lost_is_named(photos: Path, tmp_path: Path)
         (errno.EROFS, UserError, "name another"),
         (errno.ENOENT, UserError, "name another"),
         (errno.ENOSPC, RunError, "make room"),
-        (errno.EIO, RunError, "see to it"),
+        (errno.EIO, RunError, "fix that, then run"),
     ],
 )
 def test_what_to_do_where_nothing_can_be_written(

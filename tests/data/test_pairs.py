@@ -287,8 +287,8 @@ def test_a_split_that_is_not_judged_by_is_told_of(saved: Path, caplog: pytest.Lo
     splits = sys.modules["datasets"].load_from_disk(saved)
     splits["validation"] = splits["train"]
     assert len(load_dataset(f"hf:{saved}", root=saved, image_size=SIZE).test) == 6
-    told = "takes the split validation for its test images, and test (4 images) is not read; save it without validation"
-    assert caplog.messages == [f"{saved}: {told} to be judged by that"]
+    told = "tests on the split validation and does not read test (4 images); to test on that instead, save the data"
+    assert caplog.messages == [f"{saved}: {told} without validation"]
 
 
 def test_classes_of_another_split_go_by_their_names(saved: Path) -> None:

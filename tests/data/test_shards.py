@@ -60,8 +60,8 @@ def shards(tmp_path: Path) -> Path:
 def test_test_shards_beside_val_are_told_of(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_tar(shards / "val-000000.tar", samples(90, 2))
     assert len(list_shards(shards).parts["test"]) == 2
-    told = "test-*.tar (1 shard) is not read; move val-*.tar elsewhere to be judged by it"
-    assert caplog.messages == [f"{shards}: takes val-*.tar for its test images, and {told}"]
+    told = "does not read test-*.tar (1 shard); to test on that instead, move val-*.tar elsewhere"
+    assert caplog.messages == [f"{shards}: tests on val-*.tar and {told}"]
 
 
 def refusal(root: Path) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nofe.data.dataset import Dataset, ImageSet
+from nofe.data.pictures import OF_RUN, Spelling
 from nofe.errors import UserError
 from nofe.files import expand_home
 from nofe.runs import is_run
@@ -81,11 +82,8 @@ def require_root_is_read(name: str, root: Path) -> None:
         )
 
 
-def list_images(name: str, *, test: str = "0.2", seed: int = 0, asked_by: str = "data.test") -> "Listing":
-    """What a folder, shards or a saved data set hold, without decoding anything.
-
-    `asked_by` is what a message calls the choice of `test`.
-    """
+def list_images(name: str, *, test: str = "0.2", seed: int = 0, spelt: Spelling = OF_RUN) -> "Listing":
+    """What a folder, shards or a saved data set hold, without decoding anything."""
     prefix, _, given = name.partition(":")
     if not given:
         raise UserError(f"{name}: no folder is named; write {prefix}:PATH")
@@ -95,14 +93,14 @@ def list_images(name: str, *, test: str = "0.2", seed: int = 0, asked_by: str = 
     if prefix == "folder":
         from nofe.data.layouts import list_folder
 
-        return list_folder(path, test=test, seed=seed, asked_by=asked_by)
+        return list_folder(path, test=test, seed=seed, spelt=spelt)
     if prefix == "shards":
         from nofe.data.shards import list_shards
 
-        return list_shards(path, test=test, seed=seed, asked_by=asked_by)
+        return list_shards(path, test=test, seed=seed, spelt=spelt)
     from nofe.data.hugging_face import list_saved
 
-    return list_saved(path, test=test, seed=seed, asked_by=asked_by)
+    return list_saved(path, test=test, seed=seed, spelt=spelt)
 
 
 def _require_small(name: str, image_size: int) -> None:

@@ -24,7 +24,7 @@ from PIL import Image
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.layouts import subfolders
-from nofe.data.pictures import TEST_OPTION, Listing, Made, Pictures
+from nofe.data.pictures import OF_PACK, Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index
 from nofe.data.unreadable import some_of
@@ -107,7 +107,7 @@ def pack(
         reason = f"{folder}: cannot be written to ({error.strerror or error})"
         if error.errno in (*NOT_HERE, errno.ENOENT):
             raise UserError(f"{reason}; name another folder") from error
-        advice = "make room" if error.errno in DISK_FULL else "see to it"
+        advice = "make room" if error.errno in DISK_FULL else "fix that"
         raise RunError(f"{reason}; {advice}, then run the same command again") from error
     finally:
         workers.close()
@@ -343,7 +343,7 @@ def listing_of(source: str, *, root: Path, test: str, seed: int) -> Listing:
     if not is_listed(source) and (folder := expand_home(source)).is_dir():
         source = f"shards:{folder}" if any(folder.glob("*.tar")) else f"folder:{folder}"
     if is_listed(source):
-        return list_images(source, test=test, seed=seed, asked_by=TEST_OPTION)
+        return list_images(source, test=test, seed=seed, spelt=OF_PACK)
     return listing_of_arrays(load_dataset(source, root=root, image_size=32, seed=seed))
 
 

@@ -64,7 +64,7 @@ def dataset_of_pairs(
     if of_test is None:
         fraction = fraction_of(hold_out)
         if fraction is None:
-            raise UserError(f"data.test={hold_out}: {name} takes a fraction alone; use one such as {DEFAULT_TEST}")
+            raise UserError(f"data.test={hold_out}: for {name} it must be a fraction; use one such as {DEFAULT_TEST}")
         held = held_out(name, of_train.labels, names, fraction, seed)
         of_train, of_test = of_train.subset(~held), of_train.subset(held)
     return Dataset(name, names, of_train, of_test, left_out=left_out)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofe.data.layouts import MAX_TEXT_BYTES, TEST_FOLDERS, read_lines
-from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, TEST_FIELD, Listing, Ranges
+from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, OF_RUN, Listing, Ranges, Spelling
 from nofe.data.tar_index import ShardIndex, shard_index
 from nofe.errors import UserError
 from nofe.suggestions import counted
@@ -28,7 +28,7 @@ MANIFEST, CLASSES, INDEX = "manifest.json", "classes.txt", "index.json"
 MAX_CLASSES = 1_000_000
 
 
-def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by: str = TEST_FIELD) -> Listing:
+def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: Spelling = OF_RUN) -> Listing:
     """Every image of the shards in a folder."""
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
@@ -57,7 +57,7 @@ def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by
         None if mean is None else (float(mean[0]), float(mean[1]), float(mean[2])),
         _class_ids(manifest, len(class_names)),
     )
-    return listing.with_test(test, seed, logger.warning, asked_by)
+    return listing.with_test(test, seed, logger.warning, spelt)
 
 
 def _find_shards(path: Path) -> dict[str, list[Path]]:
@@ -82,7 +82,7 @@ def _find_shards(path: Path) -> dict[str, list[Path]]:
         )
     for other in sorted(found.keys() - {"train", judged}):
         logger.warning(
-            "%s: takes %s-*.tar for its test images, and %s is not read; move %s-*.tar elsewhere to be judged by it",
+            "%s: tests on %s-*.tar and does not read %s; to test on that instead, move %s-*.tar elsewhere",
             path,
             judged,
             f"{other}-*.tar ({counted(len(found[other]), 'shard')})",
