@@ -153,7 +153,7 @@ def forget_architectures() -> None:
     ("options", "said"),
     [
         (["--cut", "layer9", "--architecture", "timm:test_resnet@32"], "timm:test_resnet@32 has no such layer"),
-        (["--cut", "conv4", "--architecture", "small"], "is cut where it was made to be"),
+        (["--cut", "conv4", "--architecture", "small"], "has a fixed place where it is cut"),
         (["--branch-width", "0"], "adapt.branch_width=0.0: out of range"),
         (["--parameters", "1000"], "parameters=1,000: small with 10 experts has"),
         (["--frozen-trunk"], "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights"),

@@ -12,7 +12,7 @@ from nofe import runs
 from nofe.architectures import architecture_named
 from nofe.architectures.line import first_line
 from nofe.architectures.pretrained import read_weights, require_fitting_weights
-from nofe.architectures.width import require_another_width
+from nofe.architectures.width import with_branch_width
 from nofe.config import GROUPS, WEIGHTS, RunConfig, architecture_of
 from nofe.data import Dataset, is_listed
 from nofe.data.groups import group_of_class
@@ -37,8 +37,9 @@ def require_outside_images(config: RunConfig, out: Path) -> None:
 def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
     """That every stage can be trained on these images as the configuration says."""
     if not run.has(runs.CONFIG):  # runs of before this was asked go on
+        whole = architecture_named(config.architecture, config.adapt.cut)
         with torch.device("meta"):
-            require_another_width(architecture_named(config.architecture, config.adapt.cut), config.adapt.branch_width)
+            with_branch_width(whole, config.adapt.branch_width, must_change=True).branch(1)
     _require_fitting_crops(config, dataset)
     _require_batches_to_normalise(config, dataset)
     if weights := config.adapt.weights:

@@ -24,8 +24,14 @@ UNKNOWN = ("Attention",)
 INSTEAD = "leave it out, or for smaller branches cut at a later layer (cut=)"
 
 
-def with_branch_width(architecture: Architecture, width: float, option: str = "branch_width") -> Architecture:
-    """The same network with branches of this part of their width; `option` is what its user calls it."""
+def with_branch_width(
+    architecture: Architecture, width: float, option: str = "branch_width", *, must_change: bool = False
+) -> Architecture:
+    """The same network with branches of this part of their width; `option` is what its user calls it.
+
+    With `must_change` a width that leaves a branch as it is is refused: whoever narrows branches has room for so many
+    parameters and no more. That is for before training; what was trained with such a width can still be read.
+    """
     if width == 1:
         return architecture
     if width <= 0:
@@ -37,29 +43,21 @@ def with_branch_width(architecture: Architecture, width: float, option: str = "b
 
     def branch(outputs: int) -> nn.Module:
         made = architecture.branch(outputs)
+        whole = parameter_count(made)
         _scale(made, width, features(), f"{option}={width:g}", architecture.name)
+        if must_change and parameter_count(made) == whole:
+            raise _unchanged(made, f"{option}={width:g}", architecture.name)
         return made
 
     return replace(architecture, branch=branch, branch_is_head=False)
 
 
-def require_another_width(architecture: Architecture, width: float, option: str = "branch_width") -> None:
-    """That this width changes the branches at all: whoever narrows them has room for so many parameters and no more.
-
-    Asked before training alone: what was trained so already can still be read.
-    """
-    if width == 1:
-        return
-    with torch.random.fork_rng([]):
-        scaled = with_branch_width(architecture, width, option).branch(1)
-        is_changed = parameter_count(scaled) != parameter_count(architecture.branch(1))
-    if is_changed:
-        return
-    if _free_layers(scaled):
-        raise UserError(f"{option}={width:g}: rounds to the full width in {architecture.name}; use another number")
-    raise UserError(
-        f"{option}={width:g}: changes nothing in the branches of {architecture.name}, where each width is that of a "
-        f"shortcut, or read by code that cannot be followed; {INSTEAD}"
+def _unchanged(branch: nn.Module, asked: str, name: str) -> UserError:
+    if _free_layers(branch):
+        return UserError(f"{asked}: rounds to the full width in {name}; use another number")
+    return UserError(
+        f"{asked}: changes nothing in the branches of {name}, where each width is that of a shortcut, or read by code "
+        f"that cannot be followed; {INSTEAD}"
     )
 
 
