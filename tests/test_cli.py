@@ -213,7 +213,7 @@ def test_evaluate_says_where_base_and_experts_differ(finished: Path) -> None:
 def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path: Path) -> None:
     until = [*SHORT, "--dataset", f"folder:{animals}", "--base", "both", "--set", "base.paper.epochs=1", "--set"]
     said = answered("train", *until, "until=base", "--out", tmp_path / "bases")
-    assert said.endswith(f"The run is in {tmp_path / 'bases'}; nofe evaluate {tmp_path / 'bases'}\n")
+    assert said.endswith(f"The run is in {tmp_path / 'bases'}; next: nofe evaluate {tmp_path / 'bases'}\n")
     figures = json.loads(answered("evaluate", tmp_path / "bases", "--json"))
     networks = Run(tmp_path / "bases").read_json(runs.SUMMARY)["networks"]
     assert {name: figures[name]["top_1"] for name in networks} == {
@@ -251,7 +251,7 @@ def test_each_network_is_judged_by_the_crop_of_its_own_recipe(
 def test_specialties_alone_are_no_classifier(animals: Path, tmp_path: Path) -> None:
     settings = [*SHORT, "--dataset", f"folder:{animals}", "--base", "none", "--set", "until=specialties"]
     said = answered("train", *settings, "--out", tmp_path / "run")
-    assert said.endswith(f"The run is in {tmp_path / 'run'}; nofe specialties {tmp_path / 'run'}\n")
+    assert said.endswith(f"The run is in {tmp_path / 'run'}; next: nofe specialties {tmp_path / 'run'}\n")
     assert "has specialties and no classifier; train experts" in refusal("evaluate", tmp_path / "run")
     assert ten_crops(tmp_path / "run", make_runtime("cpu")) == {}
 
