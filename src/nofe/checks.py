@@ -36,7 +36,7 @@ def require_outside_images(config: RunConfig, out: Path) -> None:
 
 def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
     """That every stage can be trained on these images as the configuration says."""
-    if not run.has(runs.CONFIG):  # runs of before this was asked go on
+    if config.adapt.branch_width != 1 and not run.has(runs.CONFIG):  # runs of before this was asked go on
         whole = architecture_named(config.architecture, config.adapt.cut)
         with torch.device("meta"):
             with_branch_width(whole, config.adapt.branch_width, must_change=True).branch(1)
