@@ -153,7 +153,7 @@ def forget_architectures() -> None:
     ("options", "said"),
     [
         (["--cut", "layer9", "--architecture", "timm:test_resnet@32"], "timm:test_resnet@32 has no such layer"),
-        (["--cut", "conv4", "--architecture", "small"], "is cut where it was made to be"),
+        (["--cut", "conv4", "--architecture", "small"], "has a fixed place where it is cut"),
         (["--branch-width", "0"], "adapt.branch_width=0.0: out of range"),
         (["--parameters", "1000"], "parameters=1,000: small with 10 experts has"),
         (["--frozen-trunk"], "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights"),
@@ -193,18 +193,32 @@ def test_a_single_image_is_a_batch_where_nothing_is_normalised(dataset: Dataset,
     assert summary["networks"]["experts"]["epochs"] == 1
 
 
-def test_a_run_that_was_begun_with_a_random_frozen_trunk_goes_on(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("architecture", "setting", "said"),
+    [
+        ("small", {"adapt.frozen_trunk": True}, r"--frozen-trunk: .* --pretrained or --weights FILE"),
+        ("timm:test_resnet@32", {"adapt.branch_width": 0.99}, r"branch_width=0\.99: rounds to the full width"),
+    ],
+)
+def test_a_run_that_was_begun_before_its_settings_were_refused_goes_on(
+    architecture: str,
+    setting: dict[str, object],
+    said: str,
+    dataset: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out, settings = tmp_path / "run", SHORT | {"adapt.frozen_trunk": True, "base.by": "none"}
-    with pytest.raises(UserError, match=r"--frozen-trunk: .* --pretrained or --weights FILE"):
-        nofe.train(out, dataset, "small", 2, settings=settings, device="cpu", quiet=True)
-    config = configure(dataset.name, "small", 2, settings=settings)
+    out, settings = tmp_path / "run", SHORT | setting | {"base.by": "none"}
+    with pytest.raises(UserError, match=said):
+        nofe.train(out, dataset, architecture, 2, settings=settings, device="cpu", quiet=True)
+    config = configure(dataset.name, architecture, 2, settings=settings)
     monkeypatch.setattr("nofe.task.require_same_images", lambda *_: None)
     with open_run(out, resume=False, check=lambda _: None) as begun:
         begun.write_json(runs.ENVIRONMENT, {})
         begun.write_json(runs.CONFIG, to_json(config))
-        assert prepare(config, dataset, begun, make_runtime("cpu"), Silent()).config.adapt.frozen_trunk
+        task = prepare(config, dataset, begun, make_runtime("cpu"), Silent())
+        assert task.config.adapt == config.adapt
+        task.architecture.branch(2)
 
 
 @pytest.mark.parametrize("given", ["weights", "setting"])

@@ -213,7 +213,7 @@ def test_evaluate_says_where_base_and_experts_differ(finished: Path) -> None:
 def test_a_run_that_ends_with_its_bases_is_evaluated_too(animals: Path, tmp_path: Path) -> None:
     until = [*SHORT, "--dataset", f"folder:{animals}", "--base", "both", "--set", "base.paper.epochs=1", "--set"]
     said = answered("train", *until, "until=base", "--out", tmp_path / "bases")
-    assert said.endswith(f"The run is in {tmp_path / 'bases'}; nofe evaluate {tmp_path / 'bases'}\n")
+    assert said.endswith(f"The run is in {tmp_path / 'bases'}; next: nofe evaluate {tmp_path / 'bases'}\n")
     figures = json.loads(answered("evaluate", tmp_path / "bases", "--json"))
     networks = Run(tmp_path / "bases").read_json(runs.SUMMARY)["networks"]
     assert {name: figures[name]["top_1"] for name in networks} == {
@@ -251,7 +251,7 @@ def test_each_network_is_judged_by_the_crop_of_its_own_recipe(
 def test_specialties_alone_are_no_classifier(animals: Path, tmp_path: Path) -> None:
     settings = [*SHORT, "--dataset", f"folder:{animals}", "--base", "none", "--set", "until=specialties"]
     said = answered("train", *settings, "--out", tmp_path / "run")
-    assert said.endswith(f"The run is in {tmp_path / 'run'}; nofe specialties {tmp_path / 'run'}\n")
+    assert said.endswith(f"The run is in {tmp_path / 'run'}; next: nofe specialties {tmp_path / 'run'}\n")
     assert "has specialties and no classifier; train experts" in refusal("evaluate", tmp_path / "run")
     assert ten_crops(tmp_path / "run", make_runtime("cpu")) == {}
 
@@ -332,7 +332,12 @@ def test_paths_may_begin_at_home(finished: Path, animals: Path, monkeypatch: pyt
         assert torch.equal(network.read("~/home.png"), network.read([picture]))
     finally:
         picture.unlink()
-    assert "~nobody-of-this-name/run: no run is here" in refusal("evaluate", "~nobody-of-this-name/run")
+    nobody = "~nobody-of-this-name"
+    assert f"{nobody}/run: no run is here" in refusal("evaluate", f"{nobody}/run")
+    train = ("train", "--dataset", f"folder:{animals}", *SHORT, "--out", finished.parent / "other")
+    assert f"data.test={nobody}: neither a fraction" in refusal(*train, "--set", f"data.test={nobody}")
+    assert nobody in refusal(*train, "--weights", f"{nobody}/weights.pt")
+    assert "holds a run already" in refusal(*train[:-1], run)
 
 
 def test_a_run_is_no_folder_of_images(finished: Path, tmp_path: Path) -> None:
@@ -741,7 +746,7 @@ def test_evaluate_without_the_data(animals: Path, tmp_path: Path) -> None:
     moved = write_animals(tmp_path / "animals")
     answered("train", "--dataset", f"folder:{moved}", *SHORT, "--base", "none", "--out", tmp_path / "run")
     moved.rename(tmp_path / "elsewhere")
-    told = f"{moved}: no such folder, and {tmp_path / 'run'} had its images there; say where they lie now with "
+    told = f"{moved}: no such folder, and the images of {tmp_path / 'run'} were there; say where they are now with "
     assert refusal("evaluate", tmp_path / "run") == f"{told}--dataset folder:PATH"
     assert command("evaluate", tmp_path / "run", "--dataset", f"folder:{tmp_path / 'elsewhere'}").code == 0
     (tmp_path / "elsewhere" / "train" / "ant").rename(tmp_path / "elsewhere" / "train" / "ape")

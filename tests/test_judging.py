@@ -242,8 +242,8 @@ def test_test_images_beside_val_are_judged_by_as_the_run_advises(tmp_path: Path)
     answer = command("train", "--dataset", f"folder:{data}", *SHORT, "--set", "until=base", "--out", tmp_path / "run")
     assert answer.code == 0
     [advised] = answer.err.splitlines()
-    begin = f"nofe: {data}: takes val/ for its test images, and test/ (4 images) is not read; "
-    begin += "judge a finished run by it with nofe "
+    begin = f"nofe: {data}: tests on val/ and does not read test/ (4 images); "
+    begin += "test a finished run on it with nofe "
     assert advised.startswith(begin)
     verb, _, *options = advised.removeprefix(begin).split()
     found = json.loads(answered(verb, tmp_path / "run", *options, "--json"))

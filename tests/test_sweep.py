@@ -106,7 +106,7 @@ def test_wrong_input_is_told_once_and_before_any_run_is_begun(
 )
 def test_what_a_sweep_sets_itself_is_not_passed_over(setting: str, option: str, tmp_path: Path) -> None:
     arguments = ["sweep", "--experts", "2", "--rule", "exact", "--minutes", "0", "--out", tmp_path / "sweep"]
-    told = f"--set {setting}: a sweep has it from {option}; leave one of them out"
+    told = f"--set {setting}: a sweep sets this by {option}; use that option alone"
     assert refusal(*arguments, "--set", setting) == told
 
 
@@ -114,7 +114,10 @@ def test_the_folder_of_a_run_is_none_for_runs(shades: Path, tmp_path: Path) -> N
     answered(*_short(shades, tmp_path, "base.by=none"))
     run = tmp_path / "exact-k2-seed0"
     before = sorted(run.rglob("*"))
-    assert refusal(*_short(shades, run)) == f"{run}: holds a run, and is no folder for others; name another with --out"
+    assert (
+        refusal(*_short(shades, run))
+        == f"{run}: is the folder of one run and cannot hold others; name another with --out"
+    )
     assert sorted(run.rglob("*")) == before
 
 

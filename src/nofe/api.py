@@ -11,6 +11,7 @@ from nofe.config import RunConfig, as_setting
 from nofe.data import Dataset
 from nofe.data.pairs import Pairs, dataset_of_pairs, parts_of
 from nofe.errors import UserError
+from nofe.files import expand_home
 from nofe.pipeline import train as run_pipeline
 from nofe.recipes import configured_or_resumed
 from nofe.training.progress import Silent, progress_for_this_output
@@ -81,7 +82,7 @@ def train(
     result with `nofe.load(out)`. With `resume` a run in `out` is gone on with: what is not given is as the run has it,
     images in memory apart. In a script that torchrun starts, its processes train together, and each has the summary.
     """
-    out = Path(out).expanduser()
+    out = expand_home(out)
     parts = None if isinstance(dataset, str | Dataset) else parts_of(dataset)
     if parts is None and class_names is not None:
         raise UserError("class_names: is for pairs of image and label; this data set names its classes, leave it out")

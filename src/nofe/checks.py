@@ -9,15 +9,17 @@ import torch
 
 from nofe import config as configuration
 from nofe import runs
+from nofe.architectures import architecture_named
 from nofe.architectures.line import first_line
 from nofe.architectures.pretrained import read_weights, require_fitting_weights
+from nofe.architectures.width import with_branch_width
 from nofe.config import GROUPS, WEIGHTS, RunConfig, architecture_of
 from nofe.data import Dataset, is_listed
 from nofe.data.groups import group_of_class
 from nofe.data.layouts import require_outside
 from nofe.data.pictures import fraction_of
 from nofe.errors import UserError
-from nofe.files import sha256_of
+from nofe.files import expand_home, sha256_of
 from nofe.runs import Run
 from nofe.specialties import wordnet_specialties
 from nofe.stages import recipe_of_stage
@@ -34,6 +36,10 @@ def require_outside_images(config: RunConfig, out: Path) -> None:
 
 def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
     """That every stage can be trained on these images as the configuration says."""
+    if config.adapt.branch_width != 1 and not run.has(runs.CONFIG):  # runs of before this was asked go on
+        whole = architecture_named(config.architecture, config.adapt.cut)
+        with torch.device("meta"):
+            with_branch_width(whole, config.adapt.branch_width, must_change=True).branch(1)
     _require_fitting_crops(config, dataset)
     _require_batches_to_normalise(config, dataset)
     if weights := config.adapt.weights:
@@ -149,7 +155,7 @@ def _differences(before: Any, after: Any, path: str = "") -> list[str]:
 def files_of(config: RunConfig) -> dict[str, str]:
     """Checksums of the files that a configuration names, by its fields: their content decides, not where they lie."""
     named = {WEIGHTS: config.adapt.weights, GROUPS: config.specialties.groups}
-    paths = {field: Path(name).expanduser() for field, name in named.items() if name}
+    paths = {field: expand_home(name) for field, name in named.items() if name}
     return {field: sha256_of(path) for field, path in paths.items() if path.is_file()}
 
 

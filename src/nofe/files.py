@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 
-def from_home(path: str | os.PathLike[str]) -> Path:
-    """The path with ~ as the home of the user; as it is where there is no such user."""
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """The path with ~ or ~user expanded; unchanged where there is no such user, so that it is reported as missing."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

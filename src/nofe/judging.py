@@ -18,9 +18,10 @@ from nofe.data.survey import survey
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.data.workers import Workers
 from nofe.errors import UserError
-from nofe.files import from_home
+from nofe.files import expand_home
 from nofe.run_images import images_of_finished_run
 from nofe.runs import Run
+from nofe.suggestions import counted
 from nofe.training.runtime import Runtime
 
 
@@ -80,10 +81,10 @@ def images_to_judge_by(
 
 def _require_images_where_they_were(data: DataConfig, run: Run) -> None:
     kind, _, path = data.name.partition(":")
-    if is_listed(data.name) and not from_home(path).exists():
-        counted_from = "" if from_home(path).is_absolute() else f", counted from {Path.cwd()}"
+    if is_listed(data.name) and not expand_home(path).exists():
+        here = "" if expand_home(path).is_absolute() else f" in {Path.cwd()}"
         raise UserError(
-            f"{path}: no such folder{counted_from}, and {run.path} had its images there; say where they lie now with "
+            f"{path}: no such folder{here}, and the images of {run.path} were there; say where they are now with "
             f"--dataset {kind}:PATH"
         )
 
@@ -92,7 +93,7 @@ def _require_named_test_images(listing: Listing, data: DataConfig, run: Run) -> 
     """Where these seem to be the run's own training images, and its test images, in a folder of their own, are gone."""
     described = run.read_json(runs.ENVIRONMENT)["data"]
     trained = described.get("images", {}).get("train", 0) + len(described.get("unreadable", {}).get("train", ()))
-    is_named = fraction_of(data.test) is None and not Path(data.test).expanduser().is_dir()
+    is_named = fraction_of(data.test) is None and not expand_home(data.test).is_dir()
     if is_named and listing.test is None and len(listing.train) == trained:
         raise UserError(
             f"--dataset {listing.name}: as many images as the run was trained on, and the folder of those it was "
@@ -160,17 +161,16 @@ def _as_numbered(name: str, theirs: Sequence[str], ours: Sequence[str]) -> NDArr
     number_of = {class_name: number for number, class_name in enumerate(ours)}
     strangers = [class_name for class_name in theirs if class_name not in number_of]
     if strangers:
-        plural = "es" * (len(strangers) != 1)
+        count = counted(len(strangers), "such class", "such classes")
         raise UserError(
-            f"--dataset {name}: class {strangers[0]!r} is not among the {len(ours):,} of the run ({len(strangers):,} "
-            f"such class{plural} in all; the run's first: {ours[0]!r}); name the class folders as the run's, or leave "
-            "it out"
+            f"--dataset {name}: class {strangers[0]!r} is not among the {len(ours):,} of the run ({count} in all; "
+            f"the run's first: {ours[0]!r}); name the class folders as the run's, or leave it out"
         )
     return np.array([number_of[class_name] for class_name in theirs], dtype=np.int64)
 
 
 def _is_the_same_place(one: str, other: str) -> bool:
-    paths = [Path(name.partition(":")[2]).expanduser().resolve() for name in (one, other)]
+    paths = [expand_home(name.partition(":")[2]).resolve() for name in (one, other)]
     return is_listed(one) and paths[0] == paths[1]
 
 

@@ -19,7 +19,7 @@ from nofe.data.photos import Photo, read_photos
 from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.experts.network import NetworkOfExperts, plant_experts
-from nofe.files import from_home
+from nofe.files import expand_home
 from nofe.judging import Place, ToJudgeBy, images_to_judge_by
 from nofe.runs import Run
 from nofe.specialties import Specialties
@@ -114,7 +114,7 @@ class FinishedRun:
 
 
 def open_finished(path: Path | str) -> FinishedRun:
-    run = Run(from_home(path))
+    run = Run(expand_home(path))
     if not run.file(runs.CONFIG).exists():
         raise UserError(runs.no_run_in(run.path))
     config: Any = configuration.from_json(run.read_json(runs.CONFIG))

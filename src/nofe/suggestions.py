@@ -11,6 +11,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(known)}"
 
 
-def counted(number: int, thing: str) -> str:
-    """1 image, 2 images."""
-    return f"{number:,} {thing}{'s' * (number != 1)}"
+def counted(number: int, thing: str, plural: str = "") -> str:
+    """1 image, 2 images; 1 class, 2 classes."""
+    return f"{number:,} {thing if number == 1 else plural or f'{thing}s'}"

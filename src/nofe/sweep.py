@@ -68,7 +68,7 @@ def sweep(
 ) -> Outcome:
     """Train them in folders of their own in `folder`; what is there already is gone on with, or left as it is."""
     if (folder / runs.CONFIG).exists():
-        raise UserError(f"{folder}: holds a run, and is no folder for others; name another with --out")
+        raise UserError(f"{folder}: is the folder of one run and cannot hold others; name another with --out")
     for job in jobs:
         require_outside_images(job.config, folder / job.name)
     require_fitting_jobs(jobs, folder)

@@ -23,7 +23,7 @@ from nofe.architectures import architecture_named, parameter_count, zoo
 from nofe.architectures.adapt import InputScale, adapted
 from nofe.architectures.options import AdaptConfig, architecture_with, balanced_sizes
 from nofe.architectures.pretrained import read_weights, start_from
-from nofe.architectures.width import with_branch_width
+from nofe.architectures.width import width_within, with_branch_width
 from nofe.errors import UserError
 from nofe.experts.branches import Branches
 from nofe.experts.fused import NotFusable, fuse
@@ -151,7 +151,7 @@ def read(channels: int, outputs: int) -> nn.Module:
         (lambda classes: nn.Conv2d(8, classes, 1), ["gives (1, 3, 2, 2)", "(N, 3)"]),
         (lambda classes: read(9, classes), ["cannot read what the trunk gives, (1, 8, 2, 2)", "first layer"]),
         (lambda classes: "a linear layer", ["gives 'a linear layer'", "return an nn.Module"]),
-        (read(8, 3), ["is one Sequential", "lambda classes:"]),
+        (read(8, 3), ["is a Sequential, and each expert needs one of its own", "lambda classes:"]),
     ],
 )
 def test_a_branch_that_does_not_fit_is_refused_before_it_is_run(branch: object, said: list[str], width: float) -> None:
@@ -405,9 +405,9 @@ class OwnChoice(nn.Module):
         (Chooses(), ["goes by the values that it reads", "take that out"]),
         (WithFeatures(*plain()), ["gives tuple for images of 32 pixels", "returns the logits alone"]),
         (Cosine(), ["the weights of fc, which is never called", "self.fc(x)"]),
-        (scripted(plain()), ["torch.jit", "pass what it was made from"]),
+        (scripted(plain()), ["torch.jit", "pass the module that it was made from"]),
         (nn.Sequential(OwnChoice(), *plain()), ["goes by the values that it reads", "take that out"]),
-        (nn.Sequential(nn.Conv2d(1, 3, 1), *plain()), ["reads images of 1 channel,", "images here have three"]),
+        (nn.Sequential(nn.Conv2d(1, 3, 1), *plain()), ["reads images of 1 channel,", "nofe's images have 3"]),
         (timm.create_model("levit_128s", num_classes=6), ["head_dist.linear alone", "head.linear", "timm:levit_128s"]),
         (torchvision.models.googlenet(num_classes=6, init_weights=False), ["something else in training", "aux_logits"]),
     ],
@@ -722,7 +722,7 @@ def test_the_networks_for_small_images_have_the_published_sizes(name: str, param
 
 
 def test_a_network_of_the_paper_keeps_its_cut() -> None:
-    with pytest.raises(UserError, match="is cut where it was made to be"):
+    with pytest.raises(UserError, match="has a fixed place where it is cut"):
         architecture_named("vgg11-c100", "conv3_1")
 
 
@@ -774,18 +774,24 @@ def test_narrow_branches_are_smaller_and_run_fused(name: str) -> None:
 def test_branches_that_cannot_be_narrowed_are_not_passed_off_as_narrow(name: str, said: str) -> None:
     whole = architecture_named(name)
     with torch.device("meta"), pytest.raises(UserError, match=r"^branch_width=0\.5: ") as error:
-        with_branch_width(whole, 0.5).branch(3)
+        with_branch_width(whole, 0.5, must_change=True).branch(3)
     assert said in str(error.value)
+
+
+def test_a_limit_leaves_branches_as_they_are_where_they_fit() -> None:
+    whole = architecture_named("timm:eca_nfnet_l0")  # whose branches cannot be narrowed
     enough = sizes_of(whole, 10, 4, 224)["experts"].parameters
-    kept = architecture_with(name, AdaptConfig(parameters=enough), 10, 4)
-    assert sizes_of(kept, 10, 4, 224)["experts"].parameters == enough
-    with pytest.raises(UserError, match=r"at the least|cannot be scaled"):
-        architecture_with(name, AdaptConfig(parameters=enough // 2), 10, 4)
+    assert width_within(whole, enough, balanced_sizes(10, 4)) == 1
+    with pytest.raises(UserError, match="cannot be scaled"):
+        width_within(whole, enough // 2, balanced_sizes(10, 4))
 
 
 def test_a_width_that_rounding_takes_back_is_said() -> None:
-    with pytest.raises(UserError, match=r"branch_width=0\.99: is rounded back to 1"):
-        with_branch_width(architecture_named("timm:test_resnet@32"), 0.99).branch(3)
+    resnet = architecture_named("timm:test_resnet@32")
+    with pytest.raises(UserError, match=r"branch_width=0\.99: rounds to the full width"):
+        with_branch_width(resnet, 0.99, must_change=True).branch(3)
+    with_branch_width(resnet, 0.5, must_change=True).branch(3)
+    with_branch_width(resnet, 0.99).branch(3)  # of a run that has it
 
 
 def test_a_limit_on_parameters_is_kept_and_used() -> None:

@@ -85,7 +85,7 @@ def test_hidden_files_are_passed_over_and_others_are_counted(birds: Path, caplog
         (birds / "train/bee/boxes.txt").write_text("0 0 5 5")
         (birds / "train/cow/photo.heic").write_bytes(b"")
         assert load_folder(birds, SIZE).fingerprint() == expected
-    assert caplog.messages == [f"{birds}/train: 2 files are not images by name and left out (first: bee/boxes.txt)"]
+    assert caplog.messages == [f"{birds}/train: left out 2 files without the suffix of an image (first: bee/boxes.txt)"]
 
 
 def test_suffixes_in_capitals_and_folders_in_folders(birds: Path) -> None:
@@ -221,12 +221,14 @@ def test_find_images_names_what_is_not_there(tmp_path: Path) -> None:
     gone, there = tmp_path / "gone.jpg", tmp_path / "birds" / "there.jpg"
     write_image(there)
     assert find_images([gone, there]) == [gone, there]
-    for missing, said in (([gone], "no such file; check"), ([gone, gone], "no such file, and 1 other neither; check")):
+    for missing, said in (([gone], "no such file; check"), ([gone, gone], "no such file (2 files are missing); check")):
         with pytest.raises(UserError) as caught:
             find_images(missing)
         assert str(caught.value) == f"{gone}: {said} the path"
     for read in (lambda path: find_images([path]), lambda path: read_photos(path, SIZE)):
-        with pytest.raises(UserError, match=r"^https://example.com/a.jpg: an address, and only files are read; downl"):
+        with pytest.raises(
+            UserError, match=r"^https://example.com/a.jpg: a web address, and only files can be read; downl"
+        ):
             read(Path("https://example.com/a.jpg"))
     there.unlink()
     with pytest.raises(UserError, match=re.escape(f"{tmp_path}: holds no images (JPEG")):
@@ -251,7 +253,7 @@ def told(caplog: pytest.LogCaptureFixture, root: Path, **options: str) -> list[s
 
 def test_what_is_judged_by_less_than_one_would_think_is_told(birds: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert told(caplog, birds, test="0.3") == [
-        f"{birds}: has test images, by which is judged; nothing is held out for data.test=0.3"
+        f"{birds}: has test images of its own, so data.test=0.3 holds nothing out"
     ]
     (birds / "val/bee/1.png").unlink()
     assert told(caplog, birds) == [
@@ -262,16 +264,14 @@ def test_what_is_judged_by_less_than_one_would_think_is_told(birds: Path, caplog
 def test_images_beside_the_class_folders_are_told(birds: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_image(birds / "train/stray.png")
     (birds / "train/readme.txt").write_text("text")
-    assert told(caplog, birds) == [
-        f"{birds / 'train'}: 1 image lies beside the class folders and is left out (first: stray.png)"
-    ]
+    assert told(caplog, birds) == [f"{birds / 'train'}: left out 1 image beside the class folders (first: stray.png)"]
 
 
 def test_other_files_among_images_to_predict_are_told(birds: Path, caplog: pytest.LogCaptureFixture) -> None:
     (birds / "train/ant/readme.txt").write_text("text")
     assert "readme.txt" not in {path.name for path in find_images([birds / "train"])}
     assert caplog.messages == [
-        f"{birds / 'train'}: 1 file is not an image by name and left out (first: ant/readme.txt)"
+        f"{birds / 'train'}: left out 1 file without the suffix of an image (first: ant/readme.txt)"
     ]
 
 

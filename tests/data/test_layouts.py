@@ -120,8 +120,8 @@ def test_a_test_part_beside_val_is_told_of(tmp_path: Path, caplog: pytest.LogCap
     write_images(tmp_path, *(f"{p}/{n}/{i}.png" for p, count in parts.items() for n in "ab" for i in range(count)))
     listing = list_folder(tmp_path)
     assert {name for name, _ in members(listing, "test")} == {"val/a/0.png", "val/b/0.png"}
-    begin = f"{tmp_path}: takes val/ for its test images, and test/ (6 images) is not read; "
-    advice = f"judge a finished run by it with nofe evaluate RUN --dataset folder:{tmp_path}/test"
+    begin = f"{tmp_path}: tests on val/ and does not read test/ (6 images); "
+    advice = f"test a finished run on it with nofe evaluate RUN --dataset folder:{tmp_path}/test"
     assert caplog.messages == [begin + advice]
     caplog.clear()
     list_folder(tmp_path, test=str(tmp_path / "test"))  # as somebody wants it
@@ -130,7 +130,7 @@ def test_a_test_part_beside_val_is_told_of(tmp_path: Path, caplog: pytest.LogCap
         shutil.rmtree(tmp_path / "test" / name)
     write_images(tmp_path, "test/1.png")
     list_folder(tmp_path)
-    assert f"test/ (1 image) is not read; name what is in it with nofe predict RUN {tmp_path}/test" in caplog.text
+    assert f"does not read test/ (1 image); label it with nofe predict RUN {tmp_path}/test" in caplog.text
 
 
 def test_two_folders_that_could_be_the_training_images(tmp_path: Path) -> None:
@@ -251,9 +251,9 @@ def test_tiny_imagenet(tiny: Path) -> None:
 
 
 def test_tiny_imagenet_is_judged_by_its_own(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert "judged by its val/; leave it out" in refusal(tiny, test=str(tmp_path))
+    assert "tested on its val/; leave it out" in refusal(tiny, test=str(tmp_path))
     list_folder(tiny, test="0.5")
-    assert "nothing is held out for data.test=0.5" in caplog.text
+    assert "so data.test=0.5 holds nothing out" in caplog.text
 
 
 def test_ids_of_classes_go_where_the_images_go(tiny: Path, tmp_path: Path) -> None:

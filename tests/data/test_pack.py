@@ -305,7 +305,7 @@ def test_a_shard_that_was_changed_or_lost_is_named(photos: Path, tmp_path: Path)
         (errno.EROFS, UserError, "name another"),
         (errno.ENOENT, UserError, "name another"),
         (errno.ENOSPC, RunError, "make room"),
-        (errno.EIO, RunError, "see to it"),
+        (errno.EIO, RunError, "fix that, then run"),
     ],
 )
 def test_what_to_do_where_nothing_can_be_written(
@@ -318,6 +318,12 @@ def test_what_to_do_where_nothing_can_be_written(
     with pytest.raises(NofeError, match=said) as caught:
         packed(photos, tmp_path / "out")
     assert type(caught.value) is kind
+
+
+def test_a_folder_below_home_is_packed(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(photos.parent))
+    listing = listing_of(f"~/{photos.name}", root=photos, test="0.2", seed=0)
+    assert listing.name == f"folder:{photos}"
 
 
 def test_what_is_held_out_is_told_by_the_options_of_pack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -133,7 +133,7 @@ class Endless(torch.utils.data.IterableDataset):
         (None, "have no length"),
         (Path("photos"), "dataset: a path; pass 'folder:photos'"),
         ((np.zeros((4, 3, 8, 8), np.uint8), np.zeros(4, np.int64)), r"item 0: .* as list\(zip\(images, labels\)\)"),
-        ([(photo(i), 1 + i % 3) for i in range(9)], "labels count from 0, and the lowest here is 1; subtract that"),
+        ([(photo(i), 1 + i % 3) for i in range(9)], "must start at 0, and the lowest is 1; subtract 1 from each"),
         ([(photo(i), 2 * i % 6) for i in range(9)], "labels go up to 4, and no image has 1, 3; number the"),
         ([(photo(i), 10**9 * i) for i in range(2)], "no image has 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999,999,989 more"),
     ],
@@ -287,8 +287,8 @@ def test_a_split_that_is_not_judged_by_is_told_of(saved: Path, caplog: pytest.Lo
     splits = sys.modules["datasets"].load_from_disk(saved)
     splits["validation"] = splits["train"]
     assert len(load_dataset(f"hf:{saved}", root=saved, image_size=SIZE).test) == 6
-    told = "takes the split validation for its test images, and test (4 images) is not read; save it without validation"
-    assert caplog.messages == [f"{saved}: {told} to be judged by that"]
+    told = "tests on the split validation and does not read test (4 images); to test on that instead, save the data"
+    assert caplog.messages == [f"{saved}: {told} without validation"]
 
 
 def test_classes_of_another_split_go_by_their_names(saved: Path) -> None:

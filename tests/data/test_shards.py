@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nofe.data import load_dataset
+from nofe.data import list_images, load_dataset
 from nofe.data.decode import decode_image
+from nofe.data.pictures import NOTHING_HELD_OUT
 from nofe.data.shards import list_shards
 from nofe.data.tar_index import index_file, scan_shard, shard_index
 from nofe.errors import UserError
@@ -59,8 +60,8 @@ def shards(tmp_path: Path) -> Path:
 def test_test_shards_beside_val_are_told_of(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_tar(shards / "val-000000.tar", samples(90, 2))
     assert len(list_shards(shards).parts["test"]) == 2
-    told = "test-*.tar (1 shard) is not read; move val-*.tar elsewhere to be judged by it"
-    assert caplog.messages == [f"{shards}: takes val-*.tar for its test images, and {told}"]
+    told = "does not read test-*.tar (1 shard); to test on that instead, move val-*.tar elsewhere"
+    assert caplog.messages == [f"{shards}: tests on val-*.tar and {told}"]
 
 
 def refusal(root: Path) -> str:
@@ -80,7 +81,16 @@ def test_labels_that_count_from_one_are_told(shards: Path, named: bool) -> None:
     write_tar(shards / "train-0.tar", files)
     if not named:
         (shards / "classes.txt").unlink()
-    assert "labels count from 0, and the lowest here is 1; subtract that from each of them" in refusal(shards)
+    assert "labels must start at 0, and the lowest is 1; subtract 1 from each" in refusal(shards)
+
+
+def test_shards_to_judge_by_need_not_have_the_first_classes(shards: Path) -> None:
+    """Subtracting would call every image another class than it is."""
+    for file in (*shards.glob("*.tar"), shards / "classes.txt"):
+        file.unlink()
+    write_tar(shards / "train-0.tar", {"a.png": picture(1), "a.cls": b"2", "b.png": picture(2), "b.cls": b"4"})
+    listing = list_images(f"shards:{shards}", test=NOTHING_HELD_OUT)
+    assert [listing.class_names[label] for label in listing.train.labels] == ["class 2", "class 4"]
 
 
 def test_every_image_is_read_from_its_place(shards: Path) -> None:

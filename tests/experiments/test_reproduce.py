@@ -167,25 +167,15 @@ def test_images_that_are_not_there_are_missed_before_any_run_is_begun(
     require_images([Job(on_data(row.experiment, "folder:data/imagenet"), 0) for row in TABLES["imagenet"].rows])
 
 
-@pytest.mark.parametrize("memory", ["enough", "small"])
-def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(
-    tmp_path: Path, workshop: Workshop, memory: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Real ids, larger pictures of other shapes, ten crops: all but the millions of images. Wherever they lie.
-
-    Where they are more than the memory holds they are read while training.
-    """
-    if memory == "small":
-        monkeypatch.setattr(Runtime, "memory_for_images", lambda _: 1_000_000)
+def short_on_imagenet(label: str, photos: Path) -> Experiment:
+    """A row of ImageNet's tables, for an epoch on a few images of its layout."""
     names = sorted(hypernyms())[4000:4004]
     rng = np.random.default_rng(0)
-    for part, count in (("train", 2), ("val", 1)):
-        for name in names:
-            folder = tmp_path / "photos" / part / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 256, (270, 300, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{name}_{number}.JPEG")
+    for folder in (photos / part / name for part in ("train", "val") for name in names):
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(2 if folder.parent.name == "train" else 1):
+            pixels = rng.integers(0, 256, (270, 300, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{folder.name}_{number}.JPEG")
     rows = {row.label: row.experiment for name in ("imagenet", "imagenet-figure-3") for row in TABLES[name].rows}
     short = [
         "generalist.epochs=1",
@@ -194,19 +184,35 @@ def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(
         "base.paper.batch=8",
         "specialties.count=3",
     ]
-    wordnet, base = (
-        replace(each, config=with_settings(each.config, short)) for each in (rows["WordNet"], rows["base"])
-    )
+    return replace(rows[label], config=with_settings(rows[label].config, short))
+
+
+def test_imagenet_s_experiments_run_on_a_folder_of_its_layout(tmp_path: Path, workshop: Workshop) -> None:
+    """Real ids, larger pictures of other shapes, ten crops: all but the millions of images. Wherever they lie."""
+    base, wordnet = (short_on_imagenet(label, tmp_path / "photos") for label in ("base", "WordNet"))
     for each in (base, wordnet):
         run_job(Job(on_data(each, f"folder:{tmp_path / 'photos'}"), 0), workshop)
     assert missing([base, wordnet], 1, results_in(workshop.results)) == [], "a result does not depend on the place"
     assert not any(str(tmp_path) in path.read_text() for path in workshop.results.glob("*/*.json"))
-    environment = Run(workshop.runs / f"{base.name}-seed0").read_json(runs.ENVIRONMENT)
-    assert environment["data"]["streamed"] == (memory == "small")
+    assert not is_streamed(base, workshop)
     found = {result["experiment"]: result for result in results_in(workshop.results)}
     assert found[base.name]["ten_crops"]["base-paper"]["top_5"] >= found[base.name]["ten_crops"]["base-paper"]["top_1"]
     assert found[wordnet.name]["specialties"]["specialty_count"] == 3
     assert len(found[wordnet.name]["classes_moved_by_update"]) == 0, "WordNet does not learn"
+
+
+def test_images_that_are_more_than_the_memory_holds_are_read_while_training(
+    tmp_path: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runtime, "memory_for_images", lambda _: 1_000_000)
+    wordnet = short_on_imagenet("WordNet", tmp_path / "photos")
+    run_job(Job(on_data(wordnet, f"folder:{tmp_path / 'photos'}"), 0), workshop)
+    assert is_streamed(wordnet, workshop)
+
+
+def is_streamed(experiment: Experiment, workshop: Workshop) -> bool:
+    environment = Run(workshop.runs / f"{experiment.name}-seed0").read_json(runs.ENVIRONMENT)
+    return bool(environment["data"]["streamed"])
 
 
 def test_a_thousand_classes_end_to_end(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 import copy
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import small_dataset, small_run
+from nofe import runs
 from nofe.config import to_json
 from nofe.errors import UserError
 from nofe.experiments.claims import Comparison, Judged, epochs_of_row, judged, peak_and
@@ -289,6 +291,14 @@ def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> No
     assert result["networks"] == summary["networks"]
     assert result["test_accuracy_by_epoch"]["experts"][-1] == summary["networks"]["experts"]["accuracy"]
     assert file_result(Run(tmp_path / "run"), tmp_path / "results") == path, "filed again it is the same result"
+    again = Run(shutil.copytree(tmp_path / "run", tmp_path / "again"))
+    again.write_json(runs.ENVIRONMENT, again.read_json(runs.ENVIRONMENT) | {"date": "2100-01-01T00:00:00+00:00"})
+    for name in (None, path.stem.removesuffix("-seed0")):
+        for _ in range(2):
+            beside = file_result(again, tmp_path / "results", name)
+            assert beside.name == f"{path.stem}-run2.json", "a second training of a seed does not replace the first"
+    assert len(read_results(tmp_path / "results")) == 2
+    beside.unlink()
     result["config"]["experts"]["rate"] = 0.5
     path.write_text(json.dumps(result))
     beside = file_result(Run(tmp_path / "run"), tmp_path / "results")

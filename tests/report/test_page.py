@@ -121,7 +121,7 @@ def test_held_out_images_are_not_called_test_images(run: Run, tmp_path: Path) ->
 
     said = rendered(read_record(changed(run, tmp_path / "copy", runs.CONFIG, hold_out)))
     assert "% of 80 held-out training images" in said.text
-    assert "Accuracy on the held-out training images after the last epoch, which are there to choose by" in said.text
+    assert "Accuracy on the held-out training images after the last epoch, for choosing between settings" in said.text
     assert "nothing was chosen by it" not in said.text
     assert "nothing was chosen by it" in page_of(run).text
     assert all("test images" not in card for card in said.cards)
@@ -132,7 +132,7 @@ def test_held_out_images_are_not_called_test_images(run: Run, tmp_path: Path) ->
 @pytest.mark.parametrize("moved", [[0, 0], [0, 3], []])
 def test_specialties_that_no_update_changed_are_told(run: Run, moved: list[int]) -> None:
     record = dataclasses.replace(read_record(run), updates=[{"moved": each} for each in moved])
-    assert ("they are those drawn at random to begin with" in page.stayed(record)) == (3 not in moved)
+    assert ("they are still the random ones at the start" in page.stayed(record)) == (3 not in moved)
     config = record.config | {"specialties": record.config["specialties"] | {"rule": "random"}}
     assert page.stayed(dataclasses.replace(record, config=config)) == ""
 

@@ -110,7 +110,7 @@ def test_a_gain_has_a_side(experts: float, said: str) -> None:
 def test_specialties_as_they_were_drawn() -> None:
     stayed = specialties_that_stayed([{"moved": 0}, {"moved": 0}])
     assert stayed is not None
-    assert stayed.startswith("no class moved in 2 updates of the specialties, so they are those drawn at random")
+    assert stayed.startswith("no class moved in 2 updates of the specialties, so they are still the random ones")
     assert stayed.endswith("try more epochs of the generalist (--set generalist.epochs=N), or --rule spectral")
     assert (specialties_that_stayed([]) or "").startswith("there was no update of the specialties")
     assert specialties_that_stayed([{"moved": 0}, {"moved": 2}]) is None
@@ -137,6 +137,6 @@ def test_a_comma_in_a_name_is_quoted_in_the_table_of_classes() -> None:
 
 def test_without_mistakes_none_are_compared() -> None:
     said = evaluation_in_words(evaluated(6, 1.0, 1.0))
-    assert said.endswith("Of 10 images neither the experts nor the base take one for another class.")
+    assert said.endswith("Neither the experts nor the base take any of 10 images for another class.")
     none, one = {"confused_inside": 0.0, "confused_across": 0.0}, {"confused_inside": 0.1, "confused_across": 0.0}
     assert "1 more than the base for another class of the right" in difference_in_words(none, one, 10)

@@ -166,7 +166,7 @@ def test_a_norm_that_does_more_is_not_synchronised_but_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), NormAndSquare(4))
     ranks = Ranks()
     ranks.count = 2
-    with pytest.raises(UserError, match=r"1 \(NormAndSquare\) has a forward of its own; leave --sync-batch-norm out"):
+    with pytest.raises(UserError, match=r"--sync-batch-norm: 1 \(NormAndSquare\) has .*; leave the option out"):
         synchronise_batch_norm(model, ranks)
 
 

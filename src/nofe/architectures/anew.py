@@ -18,7 +18,7 @@ def outputs_of(layer: nn.Module) -> int:
 
 
 def with_outputs(model: nn.Module, path: str, outputs: int) -> None:
-    """Put a layer of so many outputs, new but for its code and settings, in the place of the classifier of `model`."""
+    """Replace the classifier of `model` by one of the same class and settings with so many outputs and new weights."""
     layer = model.get_submodule(path)
     if not isinstance(layer, WITH_WEIGHTS) or getattr(layer, "groups", 1) != 1:
         raise UserError(
@@ -39,14 +39,14 @@ def with_outputs(model: nn.Module, path: str, outputs: int) -> None:
         hooks.clear()
     if drawn_anew(new):
         raise UserError(
-            f"{path}: its weight is parametrized in a way that fits one number of outputs alone; take that off with "
+            f"{path}: its weight is parametrized in a way that allows one number of outputs alone; remove that with "
             "torch.nn.utils.parametrize.remove_parametrizations"
         )
     model.set_submodule(path, new)
 
 
 def tensors_by_class(classifier: nn.Module) -> dict[str, Tensor]:
-    """Its parameters and buffers with a row for each class: what a class derived from a layer adds is found, too."""
+    """Its parameters and buffers with a row for each class, those that a derived class adds included."""
     outputs = outputs_of(classifier)
     tensors = [*classifier.named_parameters(), *classifier.named_buffers()]
     return {name: tensor for name, tensor in tensors if tensor.dim() and len(tensor) == outputs}
@@ -55,7 +55,7 @@ def tensors_by_class(classifier: nn.Module) -> dict[str, Tensor]:
 def drawn_anew(module: nn.Module) -> list[str]:
     """New weights by torch's own initialisers, all to be learned; what has none (scales, tokens) keeps its values.
 
-    Gives the paths of layers whose weight is computed from others (a parametrization) and cannot be set.
+    Returns the paths of parametrized layers that could not be initialised again, and keep their weights.
     """
     module.requires_grad_(True)
     kept = []
@@ -68,14 +68,14 @@ def drawn_anew(module: nn.Module) -> list[str]:
             continue
         try:
             _draw_through_parametrizations(each)
-        except Exception:  # as many reasons as there are parametrizations: no way back, or only for one shape
+        except Exception:  # each parametrization says in its own way that it has no inverse, or only for one shape
             kept.append(path)
     return kept
 
 
 @torch.no_grad()
 def _draw_through_parametrizations(layer: nn.Module) -> None:
-    """`reset_parameters` would write to what is computed from the parameters, and is computed again at each call."""
+    """Initialise a plain copy and assign its weight: `reset_parameters` itself would write to a computed tensor."""
     names: list[str] = list(cast(nn.ModuleDict, layer.parametrizations))
     plain = copy.deepcopy(layer)
     # Not remove_parametrizations, which changes the class: that of the user's own layer as well.
@@ -89,7 +89,7 @@ def _draw_through_parametrizations(layer: nn.Module) -> None:
         steps = cast(nn.ModuleList, cast(nn.ModuleDict, layer.parametrizations)[name])
         kinds = {type(step).__name__ for step in steps}
         value = cast(Tensor, getattr(plain, name)).detach()
-        if "_Orthogonal" in kinds:  # takes what it is given for orthogonal
+        if "_Orthogonal" in kinds:  # assigned weights must be orthogonal already
             value = _orthogonal(value)
         setattr(layer, name, value)
         if "_SpectralNorm" in kinds:

@@ -89,7 +89,7 @@ def _fit_layer(path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 def require_own_weight(layer: nn.Module, path: str) -> None:
     if parametrize.is_parametrized(layer):
-        raise ValueError(f"the weight of {path} is parametrized, and has one size")
+        raise ValueError(f"the weight of {path} is parametrized, which fixes its size")
 
 
 def _fit_convolution(layer: nn.Conv2d, channels: int) -> None:

@@ -43,13 +43,13 @@ class _Tracer(fx.Tracer):
 
 
 def _is_convolution(module: nn.Module) -> bool:
-    """That computes with its weight as it is; or one that says that its weight and bias have the outputs in front."""
+    """One that uses its weight as it is, or that says that its weight and bias have the outputs in front."""
     plain = computes_as(module, nn.Conv2d) and isinstance(module._parameters.get("weight"), Tensor)
     return plain or getattr(module, "outputs_in_front", False)
 
 
 def _is_fixed_in_evaluation(module: nn.Module) -> bool:
-    """A batch norm of which nothing is left in evaluation mode but a factor, a shift, and the children that follow."""
+    """A batch norm that in evaluation mode is a factor, a shift, and whatever children follow them."""
     known = computes_as(module, nn.BatchNorm2d, BatchNorm2d) or is_norm_with_activation(module)
     return known and isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
 

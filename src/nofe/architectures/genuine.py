@@ -1,4 +1,4 @@
-"""Whether a layer computes what its class is known for: a class derived from it may do more, or something else."""
+"""Whether a layer computes what torch's class does: a class derived from it may do more, or something else."""
 
 from typing import Any
 

@@ -8,8 +8,10 @@ other inner structure is a block and stays whole. Names are the model's own, so 
 import copy
 import difflib
 import inspect
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, fx, nn
 from nofe.architectures.images_first import without_counting_images
 from nofe.architectures.modes import LAYER, DependsOnMode, Follower, SwitchedError, followed_in_both_modes
 from nofe.errors import UserError
+from nofe.suggestions import counted
 
 WITH_WEIGHTS = (nn.Conv2d, nn.Linear)
 ROOT = "model"
@@ -183,7 +186,7 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
     except SwitchedError as error:
         raise UserError(
             f"{name}: {type(model).__name__}.forward switches {error.switch} for some of its layers (from {error.step} "
-            f"on), which a network cut out of it would not; {INSTEAD_OF[error.switch]}"
+            f"on), and trunk and experts cut out of it would not; {INSTEAD_OF[error.switch]}"
         ) from error
     except Exception as error:  # fx says in many ways that it cannot follow the code
         raise UserError(
@@ -283,7 +286,7 @@ def _last_with_weights(model: nn.Module, image: Tensor, name: str) -> str:
         require_three_channels(model, name, image)
         raise UserError(
             f"{name}: cannot read images of three colours and {image.shape[-1]} pixels ({first_line(error)}); name "
-            "another size, as NAME@224 or image_size=224"
+            "another size, as in NAME@224 or image_size=224"
         ) from error
     finally:
         model.train(was_training)
@@ -352,8 +355,8 @@ def require_images_alone(model: nn.Module, name: str) -> None:
         inspect.signature(model.forward).bind("images")
     except TypeError as error:
         raise UserError(
-            f"{name}: its forward cannot be called with images alone ({error}); give further arguments defaults, or "
-            "pass a module around it that takes images"
+            f"{name}: its forward cannot be called with images alone ({error}); give the other arguments defaults, or "
+            "wrap it in a module that takes images alone"
         ) from error
 
 
@@ -366,8 +369,8 @@ def require_three_channels(model: nn.Module, name: str, image: Tensor) -> None:
         except Exception:  # whatever the code of a layer says
             continue
         raise UserError(
-            f"{name}: reads images of {channels} channel{'s' if channels > 1 else ''}, and images here have three; "
-            "begin it with a layer for three"
+            f"{name}: reads images of {counted(channels, 'channel')}, and nofe's images have 3; begin it with a layer "
+            "that reads 3"
         )
 
 
@@ -375,6 +378,12 @@ def floating_dtype(model: nn.Module) -> torch.dtype:
     """What the model computes in, and reads images in."""
     kinds = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return next(kinds, torch.get_default_dtype())
+
+
+def in_users_code(error: Exception) -> str:
+    """What went wrong in code that is not ours, and where: "KeyError: 'no table' (mine.py, line 3)"."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {first_line(error)} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def first_line(error: Exception) -> str:

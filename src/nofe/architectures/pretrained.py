@@ -11,6 +11,7 @@ from nofe.architectures.architecture import Architecture, Classifier
 from nofe.architectures.line import first_line
 from nofe.architectures.zoo import is_zoo_name, library_weights
 from nofe.errors import UserError
+from nofe.files import expand_home
 
 FROM_LIBRARY = "pretrained"
 
@@ -24,7 +25,7 @@ def read_weights(weights: str, architecture: str) -> dict[str, Tensor]:
                 "with --weights FILE"
             )
         return library_weights(architecture)
-    path = Path(weights).expanduser()
+    path = expand_home(weights)
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)

@@ -41,7 +41,9 @@ def architecture_named(name: str, cut: str = "") -> Architecture:
         return ADAPTED[name](cut=cut)
     if name in ARCHITECTURES:
         if cut:
-            raise UserError(f"cut={cut}: {name} is cut where it was made to be; leave it out, or name another network")
+            raise UserError(
+                f"cut={cut}: {name} has a fixed place where it is cut; leave it out, or name another network"
+            )
         return ARCHITECTURES[name]
     known = [*ARCHITECTURES, *ADAPTED, *SOURCES]
     raise UserError(f"architecture {name!r}: no network has this name; {did_you_mean(name, known)}")

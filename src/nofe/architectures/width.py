@@ -21,11 +21,17 @@ from nofe.errors import UserError
 STEPS = 64  # widths that a budget is met with are multiples of 1 / 64
 ROUND_FROM, ROUND_TO = 32, 8  # larger widths are multiples of 8, which kernels like
 UNKNOWN = ("Attention",)
-INSTEAD = "leave that out, and for smaller branches name a later layer to cut at (cut=)"
+INSTEAD = "leave it out, or for smaller branches cut at a later layer (cut=)"
 
 
-def with_branch_width(architecture: Architecture, width: float, option: str = "branch_width") -> Architecture:
-    """The same network with branches of this part of their width; `option` is what its user calls it."""
+def with_branch_width(
+    architecture: Architecture, width: float, option: str = "branch_width", *, must_change: bool = False
+) -> Architecture:
+    """The same network with branches of this part of their width; `option` is what its user calls it.
+
+    With `must_change` a width that leaves a branch as it is is refused: whoever narrows branches has room for so many
+    parameters and no more. That is for before training; what was trained with such a width can still be read.
+    """
     if width == 1:
         return architecture
     if width <= 0:
@@ -39,16 +45,20 @@ def with_branch_width(architecture: Architecture, width: float, option: str = "b
         made = architecture.branch(outputs)
         whole = parameter_count(made)
         _scale(made, width, features(), f"{option}={width:g}", architecture.name)
-        if parameter_count(made) == whole:  # whoever narrows branches has room for so many parameters and no more
-            if _free_layers(made):
-                raise UserError(f"{option}={width:g}: is rounded back to 1 in {architecture.name}; use another number")
-            raise UserError(
-                f"{option}={width:g}: changes nothing in the branches of {architecture.name}, where each width is that "
-                f"of a shortcut, or read by code that cannot be followed; {INSTEAD}"
-            )
+        if must_change and parameter_count(made) == whole:
+            raise _unchanged(made, f"{option}={width:g}", architecture.name)
         return made
 
     return replace(architecture, branch=branch, branch_is_head=False)
+
+
+def _unchanged(branch: nn.Module, asked: str, name: str) -> UserError:
+    if _free_layers(branch):
+        return UserError(f"{asked}: rounds to the full width in {name}; use another number")
+    return UserError(
+        f"{asked}: changes nothing in the branches of {name}, where each width is that of a shortcut, or read by code "
+        f"that cannot be followed; {INSTEAD}"
+    )
 
 
 def _scale(branch: nn.Module, width: float, features: tuple[int, ...], asked: str, name: str) -> None:

@@ -9,7 +9,6 @@ import difflib
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from nofe.architectures.adapt import Build, adapted
 from nofe.architectures.architecture import Architecture
-from nofe.architectures.line import first_line, require_shapes_alone
+from nofe.architectures.line import first_line, in_users_code, require_shapes_alone
 from nofe.errors import UserError
 
 SOURCES = {
@@ -189,10 +188,9 @@ def _checked(function: Callable[[int], Any], name: str) -> Build:
             raise
         except Exception as error:  # code of somebody else's
             require_shapes_alone(error, name)
-            last = traceback.extract_tb(error.__traceback__)[-1]
             raise UserError(
-                f"architecture {name!r}: fails for {outputs} classes with {type(error).__name__}: {first_line(error)} "
-                f"({Path(last.filename).name}, line {last.lineno}); mend it, or name another"
+                f"architecture {name!r}: fails for {outputs} classes with {in_users_code(error)}; fix it, or name "
+                "another"
             ) from error
         if not isinstance(model, nn.Module):
             raise UserError(f"architecture {name!r}: gives {type(model).__name__}; return an nn.Module")

@@ -14,7 +14,7 @@ import typer
 from nofe.cli.bench import bench_app
 from nofe.cli.data import pack
 from nofe.cli.experiments import reproduce, results, sweep
-from nofe.cli.options import at_home
+from nofe.cli.options import expanding_home
 from nofe.cli.runs import evaluate, predict, report, specialties
 from nofe.cli.training import list_, train
 
@@ -56,5 +56,5 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {  # by their group in the he
 }
 for panel, verbs in VERBS.items():
     for name, verb in verbs.items():
-        app.command(name, rich_help_panel=panel)(at_home(verb))
+        app.command(name, rich_help_panel=panel)(expanding_home(verb))
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)

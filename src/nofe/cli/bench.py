@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nofe.cli.options import DATA, SPEED, DataRoot, Device, Kernels, at_home, one_of
+from nofe.cli.options import DATA, SPEED, DataRoot, Device, Kernels, expanding_home, one_of
 from nofe.training.names import PRECISIONS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
 @bench_app.callback()
-@at_home
+@expanding_home
 def bench(
     context: typer.Context,
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "resnet56-c100",
@@ -105,7 +105,7 @@ def bench(
 
 
 @bench_app.command("data")
-@at_home
+@expanding_home
 def bench_data(
     dataset: Annotated[str, typer.Option(help="folder:PATH, shards:PATH or hf:PATH.")],
     architecture: Annotated[str, typer.Option(help="Network whose image size they are resized to.")] = "alexnet-caffe",
@@ -133,7 +133,7 @@ def bench_data(
 
 
 @bench_app.command("runs")
-@at_home
+@expanding_home
 def bench_runs(
     architecture: Annotated[str, typer.Option(help="See nofe list.")] = "alexnet-c100",
     at_once: Annotated[list[int], typer.Option(help="Trainings at the same time. Repeatable.")] = [1, 8],  # noqa: B006

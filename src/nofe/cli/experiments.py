@@ -92,18 +92,18 @@ def sweep(
 
 
 def _chosen_by(experts: list[int] | None, rule: list[str] | None) -> dict[str, str]:
-    """The options that say what --set would say of the same fields."""
+    """The fields that the given options set, each with its option."""
     options = {"specialties.count": ("--experts", experts), "specialties.rule": ("--rule", rule)}
     return {field: option for field, (option, given) in options.items() if given}
 
 
 def _refuse_settings_of_the_sweep(settings: list[str], option_of: dict[str, str]) -> None:
-    """What each run has of its own would be set aside."""
+    """The options of the sweep would override them without a word."""
     from nofe.errors import UserError
 
     for setting in settings:
         if option := option_of.get(setting.partition("=")[0].strip()):
-            raise UserError(f"--set {setting}: a sweep has it from {option}; leave one of them out")
+            raise UserError(f"--set {setting}: a sweep sets this by {option}; use that option alone")
 
 
 def reproduce(
@@ -224,7 +224,7 @@ def results(
 
 
 def _require_own_page(page: Path) -> None:
-    """That a page which is written anew is one that `nofe results` wrote; what somebody wrote by hand is not."""
+    """That a page to be replaced was written by `nofe results`, and not by hand."""
     from nofe.errors import UserError
 
     if page.exists() and (not page.is_file() or MARK not in page.read_bytes()[:SIZE_OF_A_HEAD]):

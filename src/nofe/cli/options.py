@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nofe.files import from_home
+from nofe.files import expand_home
 from nofe.training.names import DEVICES, KERNELS, PRECISIONS
 
 
@@ -106,20 +106,20 @@ Minutes = Annotated[
 ]
 
 
-def at_home(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with ~ as the home of the user in every path; not every shell, and not --out=~, does it."""
+def expanding_home(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with ~ expanded in every path: shells leave it alone in --out=~/run and in quotes."""
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
-        command(**{name: _from_home(value) for name, value in given.items()})
+        command(**{name: _with_home(value) for name, value in given.items()})
 
     return called
 
 
-def _from_home(value: Any) -> Any:
+def _with_home(value: Any) -> Any:
     if isinstance(value, list):
-        return [_from_home(each) for each in value]
-    return from_home(value) if isinstance(value, Path) else value
+        return [_with_home(each) for each in value]
+    return expand_home(value) if isinstance(value, Path) else value
 
 
 def data_settings(dataset: str | None, data_root: Path | None, skip_unreadable: bool) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def train(
         if config.until != "base":
             progress.say(ranks.first(lambda: specialties_in_words(folder)))
         progress.say(comparison(summary))
-        page = f"open {folder / 'report.html'}, or: " * (config.until == "experts")
+        page = f"open {folder / 'report.html'}, or: " if config.until == "experts" else "next: "
         is_judged = config.until != "specialties" or config.base.by != "none"
         command = f"nofe evaluate {folder}" if is_judged else f"nofe specialties {folder}"
         progress.say(f"The run is in {folder}; {page}{command}")

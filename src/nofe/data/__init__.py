@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nofe.data.dataset import Dataset, ImageSet
+from nofe.data.pictures import OF_RUN, Spelling
 from nofe.errors import UserError
-from nofe.files import from_home
+from nofe.files import expand_home
 from nofe.runs import is_run
 from nofe.suggestions import did_you_mean
 
@@ -57,7 +58,7 @@ def load_dataset(
         from nofe.data.cifar import load_cifar
 
         _require_small(name, image_size)
-        return load_cifar(name, from_home(root), download=download)
+        return load_cifar(name, expand_home(root), download=download)
     raise UserError(_unknown(name))
 
 
@@ -81,28 +82,25 @@ def require_root_is_read(name: str, root: Path) -> None:
         )
 
 
-def list_images(name: str, *, test: str = "0.2", seed: int = 0, asked_by: str = "data.test") -> "Listing":
-    """What a folder, shards or a saved data set hold, without decoding anything.
-
-    `asked_by` is what a message calls the choice of `test`.
-    """
+def list_images(name: str, *, test: str = "0.2", seed: int = 0, spelt: Spelling = OF_RUN) -> "Listing":
+    """What a folder, shards or a saved data set hold, without decoding anything."""
     prefix, _, given = name.partition(":")
     if not given:
         raise UserError(f"{name}: no folder is named; write {prefix}:PATH")
-    path = from_home(given)
+    path = expand_home(given)
     if is_run(path):
         raise UserError(f"{path}: is the folder of a run, not of images; name the folder that its images lie in")
     if prefix == "folder":
         from nofe.data.layouts import list_folder
 
-        return list_folder(path, test=test, seed=seed, asked_by=asked_by)
+        return list_folder(path, test=test, seed=seed, spelt=spelt)
     if prefix == "shards":
         from nofe.data.shards import list_shards
 
-        return list_shards(path, test=test, seed=seed, asked_by=asked_by)
+        return list_shards(path, test=test, seed=seed, spelt=spelt)
     from nofe.data.hugging_face import list_saved
 
-    return list_saved(path, test=test, seed=seed, asked_by=asked_by)
+    return list_saved(path, test=test, seed=seed, spelt=spelt)
 
 
 def _require_small(name: str, image_size: int) -> None:

@@ -15,7 +15,6 @@ from nofe.data.layouts import tell_passed_over, walk
 from nofe.data.pictures import Listing, Source, Stored
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.errors import UserError
-from nofe.suggestions import counted
 
 MAX_IMAGE_SIZE = 4096
 MAX_THREADS = 8  # each may hold one large image; Pillow decodes without the interpreter's lock
@@ -53,7 +52,7 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
         require_no_address(path)
     missing = [path for path in paths if not path.exists()]
     if missing and len(missing) == len(paths):
-        more = f", and {counted(len(missing) - 1, 'other')} neither" * (len(missing) > 1)
+        more = f" ({len(missing):,} files are missing)" * (len(missing) > 1)
         raise UserError(f"{missing[0]}: no such file{more}; check the path")
     for path in paths:
         if path.is_dir():
@@ -69,7 +68,7 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
 
 def require_no_address(path: Path) -> None:
     if address := re.fullmatch(r"(https?|ftp|s3|gs):/+(.+)", str(path)):
-        raise UserError(f"{address[1]}://{address[2]}: an address, and only files are read; download it first")
+        raise UserError(f"{address[1]}://{address[2]}: a web address, and only files can be read; download it first")
 
 
 def read_images(paths: Sequence[Path], image_size: int) -> NDArray[np.uint8]:
@@ -116,7 +115,7 @@ def physical_memory() -> int | None:
 def _without_waiting(source: Source) -> Source:
     """To open a pipe is to wait for its writer. A worker process is given up after a while, a thread cannot be."""
     path = Path(source.path) if isinstance(source, Stored) else None
-    if path is not None and path.exists() and not (path.is_file() or path.is_dir()):
+    if path is not None and not path.is_file() and path.exists() and not path.is_dir():  # of most, one question
         raise UnreadableError("not a regular file")
     return source
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nofe.data.layouts import TEST_FOLDERS
-from nofe.data.pictures import DEFAULT_TEST, TEST_FIELD, Listing, Made, Source, Stored
+from nofe.data.pictures import DEFAULT_TEST, OF_RUN, Listing, Made, Source, Spelling, Stored
 from nofe.errors import UserError
 from nofe.suggestions import counted
 
@@ -18,7 +18,7 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
 TRAIN_SPLITS = ("train", "training")
 
 
-def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by: str = TEST_FIELD) -> Listing:
+def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: Spelling = OF_RUN) -> Listing:
     """Every image of a saved data set, encoded as it was saved."""
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
@@ -30,8 +30,7 @@ def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by:
     test_name = next((name for name in TEST_FOLDERS if name in splits), None)
     for other in (name for name in TEST_FOLDERS if name in splits and name != test_name):
         logger.warning(
-            "%s: takes the split %s for its test images, and %s (%s) is not read; save it without %s to be "
-            "judged by that",
+            "%s: tests on the split %s and does not read %s (%s); to test on that instead, save the data without %s",
             path,
             test_name,
             other,
@@ -48,7 +47,7 @@ def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by:
         if name is not None
     }
     listing = Listing(f"hf:{path}", str(path), class_names, parts[train_name], parts.get(test_name or ""))
-    return listing.with_test(test, seed, logger.warning, asked_by)
+    return listing.with_test(test, seed, logger.warning, spelt)
 
 
 def _load(path: Path) -> Any:

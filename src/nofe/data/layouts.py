@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
-from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, TEST_FIELD, Files, Listing, as_option, fraction_of
+from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, OF_RUN, Files, Listing, Spelling, fraction_of
 from nofe.data.unreadable import some_of
 from nofe.errors import UserError
+from nofe.files import expand_home
 from nofe.suggestions import counted
 
 logger = logging.getLogger("nofe")
@@ -28,16 +29,18 @@ TINY_CLASSES, TINY_WORDS, TINY_ANNOTATIONS = "wnids.txt", "words.txt", "val_anno
 MAX_TEXT_BYTES = 64 << 20  # of the files that name classes
 
 
-def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by: str = TEST_FIELD) -> Listing:
+def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: Spelling = OF_RUN) -> Listing:
     """Every image below a folder. Classes are numbered in the order of their folders' names."""
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {reason}; name one that holds train/ and val/, or a folder for each class")
     if (path / TINY_CLASSES).is_file() and (path / "train").is_dir():
-        if fraction_of(test, asked_by) is None:
-            raise UserError(f"{asked_by}={test}: {path} is laid out as Tiny ImageNet, judged by its val/; leave it out")
-        return _tiny_imagenet(path).with_test(test, seed, logger.warning, asked_by)
-    train_folder, test_folder = _find_parts(path, test, asked_by)
+        if fraction_of(test, spelt) is None:
+            raise UserError(
+                f"{spelt.test}={test}: {path} is laid out as Tiny ImageNet, tested on its val/; leave it out"
+            )
+        return _tiny_imagenet(path).with_test(test, seed, logger.warning, spelt)
+    train_folder, test_folder = _find_parts(path, test, spelt)
     classes = _find_classes(train_folder)
     if test_folder is not None:
         _refuse_strangers(train_folder, test_folder, classes)
@@ -52,17 +55,17 @@ def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by
             raise UserError(f"{test_folder}: holds no images ({FORMAT_LIST}) in class folders; add some")
         _tell_classes_not_judged(judged, test_folder, classes)
     listing = Listing(f"folder:{path}", str(path), tuple(classes), train, judged, _groups(classes))
-    return listing.with_test(test, seed, logger.warning, asked_by)
+    return listing.with_test(test, seed, logger.warning, spelt)
 
 
-def _find_parts(path: Path, test: str, asked_by: str) -> tuple[Path, Path | None]:
+def _find_parts(path: Path, test: str, spelt: Spelling) -> tuple[Path, Path | None]:
     """The folder that holds the training classes, and that of the test classes if there is one."""
     named = None
-    if fraction_of(test, asked_by) is None:
-        named = Path(test).expanduser()
+    if fraction_of(test, spelt) is None:
+        named = expand_home(test)
         if not named.is_dir():
             raise UserError(
-                f"{asked_by}={test}: neither a fraction such as {DEFAULT_TEST} nor a folder that is there; a path "
+                f"{spelt.test}={test}: neither a fraction such as {DEFAULT_TEST} nor a folder that is there; a path "
                 "counts from the folder that nofe is called in"
             )
     folders = subfolders(path)
@@ -74,7 +77,7 @@ def _find_parts(path: Path, test: str, asked_by: str) -> tuple[Path, Path | None
             raise UserError(f"{path}: has no train/ folder; put the training images into {path / 'train' / 'CLASS'}")
         if named is not None and named.resolve().is_relative_to(path.resolve()):
             raise UserError(
-                f"{asked_by}={test}: lies among the classes of {path}, and would be one; move it out of that folder, "
+                f"{spelt.test}={test}: lies among the classes of {path}, and would be one; move it out of that folder, "
                 f"or the classes into {path / 'train'}"
             )
         return path, named
@@ -87,7 +90,7 @@ def _find_parts(path: Path, test: str, asked_by: str) -> tuple[Path, Path | None
     if others:
         raise UserError(
             f"{path}: has no val/ or test/ folder, and {others[0]}/ beside {train}/; put images to judge by into "
-            f"{path / 'val' / 'CLASS'}, or name them with {as_option(asked_by)}=FOLDER; if {train} is a class, move "
+            f"{path / 'val' / 'CLASS'}, or name them with {spelt.option}=FOLDER; if {train} is a class, move "
             f"all classes into {path / 'train'}"
         )
     return path / train, None
@@ -95,7 +98,7 @@ def _find_parts(path: Path, test: str, asked_by: str) -> tuple[Path, Path | None
 
 def require_outside(path: Path, place: Path) -> None:
     """That a folder to be made at this place is not taken for a class of the images below `path`."""
-    named, images, place = place, path.expanduser().resolve(), place.expanduser().resolve()
+    named, images, place = place, expand_home(path).resolve(), expand_home(place).resolve()
     if not images.is_dir() or not place.is_relative_to(images) or place == images:
         return
     folders, first = subfolders(images), place.relative_to(images).parts[0]
@@ -218,8 +221,8 @@ def _refuse_strangers(train_folder: Path, test_folder: Path, classes: Sequence[s
     strangers = sorted(set(found) - set(classes))
     if strangers:
         raise UserError(
-            f"{test_folder}: class {strangers[0]!r} is not in {train_folder.name}/ ({len(strangers)} such "
-            f"class{'es' * (len(strangers) != 1)} in all); add training images or remove it"
+            f"{test_folder}: class {strangers[0]!r} is not in {train_folder.name}/ ("
+            f"{counted(len(strangers), 'such class', 'such classes')} in all); add training images or remove it"
         )
 
 
@@ -246,16 +249,10 @@ def _list_images(part: Path, classes: Sequence[str], root: Path) -> Files:
 
 
 def tell_passed_over(folder: Path, others: Sequence[Path]) -> None:
-    """Of what lies among images and has no name of one."""
+    """What lies among images and is not named like one."""
     if others:
-        are = "is not an image" if len(others) == 1 else "are not images"
-        logger.warning(
-            "%s: %s %s by name and left out (first: %s)",
-            folder,
-            counted(len(others), "file"),
-            are,
-            others[0].relative_to(folder),
-        )
+        count, first = counted(len(others), "file"), others[0].relative_to(folder)
+        logger.warning("%s: left out %s without the suffix of an image (first: %s)", folder, count, first)
 
 
 def _require_images_of_each(train: Files, folder: Path, classes: Sequence[str]) -> None:
@@ -289,12 +286,12 @@ def _tell_classes_not_judged(judged: Files, folder: Path, classes: Sequence[str]
 def _tell_images_beside_classes(folder: Path) -> None:
     beside = sorted(_images_in(folder))
     if beside:
-        lie = "lies beside the class folders and is" if len(beside) == 1 else "lie beside the class folders and are"
-        logger.warning("%s: %s %s left out (first: %s)", folder, counted(len(beside), "image"), lie, beside[0])
+        count = counted(len(beside), "image")
+        logger.warning("%s: left out %s beside the class folders (first: %s)", folder, count, beside[0])
 
 
 def _tell_parts_not_read(path: Path, train_folder: Path, test_folder: Path, test: str) -> None:
-    """Beside val/ there may be a test/; who names a folder to judge by knows what is left."""
+    """Such as test/ beside val/. Whoever names the folder to test on knows what is left."""
     if train_folder == path or fraction_of(test) is None:
         return
     for name in subfolders(path):
@@ -302,12 +299,12 @@ def _tell_parts_not_read(path: Path, train_folder: Path, test_folder: Path, test
         if not images:
             continue
         advice = (
-            f"judge a finished run by it with nofe evaluate RUN --dataset {shlex.quote(f'folder:{path / name}')}"
+            f"test a finished run on it with nofe evaluate RUN --dataset {shlex.quote(f'folder:{path / name}')}"
             if subfolders(path / name)
-            else f"name what is in it with nofe predict RUN {shlex.quote(str(path / name))}"  # its labels are withheld
+            else f"label it with nofe predict RUN {shlex.quote(str(path / name))}"  # its labels are withheld
         )
         logger.warning(
-            "%s: takes %s/ for its test images, and %s/ (%s) is not read; %s",
+            "%s: tests on %s/ and does not read %s/ (%s); %s",
             path,
             test_folder.name,
             name,

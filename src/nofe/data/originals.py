@@ -10,6 +10,7 @@ from PIL import Image
 
 from nofe.data.decode import FORMATS, SUFFIXES
 from nofe.data.layouts import TRAIN_FOLDERS, part_of, subfolders
+from nofe.files import expand_home
 
 LOOKED_AT = 25
 
@@ -19,7 +20,7 @@ def usual_side(name: str) -> int | None:
     kind, _, path = name.partition(":")
     if kind != "folder":
         return None
-    sides = [side for side in map(_shorter_side, _photos(Path(path).expanduser())) if side]
+    sides = [side for side in map(_shorter_side, _photos(expand_home(path))) if side]
     return median_low(sides) if sides else None
 
 

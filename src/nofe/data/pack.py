@@ -24,14 +24,14 @@ from PIL import Image
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.layouts import subfolders
-from nofe.data.pictures import TEST_OPTION, Listing, Made, Pictures
+from nofe.data.pictures import OF_PACK, Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index
 from nofe.data.unreadable import some_of
 from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
 from nofe.errors import Interrupted, RunError, UserError
-from nofe.files import remove_leftovers, replace_atomically, sha256_of
+from nofe.files import expand_home, remove_leftovers, replace_atomically, sha256_of
 from nofe.runs import DISK_FULL, NOT_HERE
 from nofe.signals import on_signals_to_end
 from nofe.streams import stream
@@ -107,7 +107,7 @@ def pack(
         reason = f"{folder}: cannot be written to ({error.strerror or error})"
         if error.errno in (*NOT_HERE, errno.ENOENT):
             raise UserError(f"{reason}; name another folder") from error
-        advice = "make room" if error.errno in DISK_FULL else "see to it"
+        advice = "make room" if error.errno in DISK_FULL else "fix that"
         raise RunError(f"{reason}; {advice}, then run the same command again") from error
     finally:
         workers.close()
@@ -340,10 +340,10 @@ def _one_line(name: str) -> str:
 
 def listing_of(source: str, *, root: Path, test: str, seed: int) -> Listing:
     """Of any data set by name; a path alone is a folder of images or of shards."""
-    if not is_listed(source) and Path(source).is_dir():
-        source = f"shards:{source}" if any(Path(source).glob("*.tar")) else f"folder:{source}"
+    if not is_listed(source) and (folder := expand_home(source)).is_dir():
+        source = f"shards:{folder}" if any(folder.glob("*.tar")) else f"folder:{folder}"
     if is_listed(source):
-        return list_images(source, test=test, seed=seed, asked_by=TEST_OPTION)
+        return list_images(source, test=test, seed=seed, spelt=OF_PACK)
     return listing_of_arrays(load_dataset(source, root=root, image_size=32, seed=seed))
 
 

@@ -64,7 +64,7 @@ def dataset_of_pairs(
     if of_test is None:
         fraction = fraction_of(hold_out)
         if fraction is None:
-            raise UserError(f"data.test={hold_out}: {name} takes a fraction alone; use one such as {DEFAULT_TEST}")
+            raise UserError(f"data.test={hold_out}: for {name} it must be a fraction; use one such as {DEFAULT_TEST}")
         held = held_out(name, of_train.labels, names, fraction, seed)
         of_train, of_test = of_train.subset(~held), of_train.subset(held)
     return Dataset(name, names, of_train, of_test, left_out=left_out)
@@ -168,7 +168,7 @@ def _numbered(name: str, labels: NDArray[np.int64]) -> tuple[str, ...]:
 def _require_count_from_zero(name: str, labels: NDArray[np.int64]) -> None:
     if len(labels) and labels[0] > 0:
         raise UserError(
-            f"{name}: labels count from 0, and the lowest here is {labels[0]:,}; subtract that from each of them"
+            f"{name}: labels must start at 0, and the lowest is {labels[0]:,}; subtract {labels[0]:,} from each"
         )
 
 

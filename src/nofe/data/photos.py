@@ -11,7 +11,7 @@ from PIL import Image
 from nofe.data.decode import UnreadableError, middle_square
 from nofe.data.folder import read_images, require_no_address
 from nofe.errors import UserError
-from nofe.files import from_home
+from nofe.files import expand_home
 
 Photo = str | os.PathLike[str] | Image.Image
 
@@ -24,7 +24,7 @@ def read_photos(photos: Photo | Iterable[Photo], image_size: int) -> NDArray[np.
     alone = isinstance(photos, str | os.PathLike | Image.Image) or not isinstance(photos, Iterable)
     several: list[Any] = [photos] if alone else list(photos)  # type: ignore[arg-type]
     images = np.empty((len(several), 3, image_size, image_size), dtype=np.uint8)
-    files = {number: from_home(photo) for number, photo in enumerate(several) if isinstance(photo, str | os.PathLike)}
+    files = {number: expand_home(photo) for number, photo in enumerate(several) if isinstance(photo, str | os.PathLike)}
     for file in files.values():
         require_no_address(file)
     images[list(files)] = read_images(list(files.values()), image_size)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from nofe.data.dataset import held_out
 from nofe.errors import UserError
 
 DEFAULT_TEST = "0.2"  # of the images of each class, where the data has no test part of its own
-TEST_FIELD, TEST_OPTION = "data.test", "--test"  # what asks for that part: a field of a run, an option of nofe pack
 NOTHING_HELD_OUT = ""  # instead of a part: a listing then has a test part only where the data has one
 
 
@@ -158,6 +158,18 @@ class Chosen(Pictures):
         digest.update(self._index.tobytes())
 
 
+class Spelling(NamedTuple):
+    """How the user writes the choice of test images, for messages."""
+
+    test: str
+    seed: str
+    option: str
+
+
+OF_RUN = Spelling("data.test", "data.seed", "--set data.test")
+OF_PACK = Spelling("--test", "--seed", "--test")
+
+
 @dataclass(frozen=True, eq=False)
 class Listing:
     """What a data source holds. `test` is None where it has no images to judge by."""
@@ -175,29 +187,27 @@ class Listing:
     def parts(self) -> dict[str, Pictures]:
         return {"train": self.train} | ({"test": self.test} if self.test is not None else {})
 
-    def with_test(self, test: str, seed: int, say: Callable[[str], None], asked_by: str = TEST_FIELD) -> "Listing":
+    def with_test(self, test: str, seed: int, say: Callable[[str], None], spelt: Spelling = OF_RUN) -> "Listing":
         """Hold a part of the training images out, class by class, where there is no test part."""
-        fraction = fraction_of(test, asked_by)
+        fraction = fraction_of(test, spelt)
         if self.test is not None and test not in (DEFAULT_TEST, NOTHING_HELD_OUT) and fraction is not None:
-            say(f"{self.where}: has test images, by which is judged; nothing is held out for {asked_by}={test}")
+            say(f"{self.where}: has test images of its own, so {spelt.test}={test} holds nothing out")
         if self.test is not None or test == NOTHING_HELD_OUT:
             return self
         if fraction is None:
-            raise UserError(f"{asked_by}={test}: {self.where} takes a fraction alone; use one such as {DEFAULT_TEST}")
+            raise UserError(
+                f"{spelt.test}={test}: for {self.where} it must be a fraction; use one such as {DEFAULT_TEST}"
+            )
         held = held_out(self.where, self.train.labels, self.class_names, fraction, seed)
         say(
             f"{self.where}: has no test images; {int(held.sum()):,} of {len(held):,}, drawn from each class by "
-            f"{asked_by.replace('test', 'seed')}={seed}, are held out for testing ({as_option(asked_by)}={fraction:g})"
+            f"{spelt.seed}={seed}, are held out for testing ({spelt.option}={fraction:g})"
         )
         kept, put_aside = (self.train.subset(np.flatnonzero(chosen)) for chosen in (~held, held))
         return replace(self, train=kept, test=put_aside)
 
 
-def as_option(asked_by: str) -> str:
-    return asked_by if asked_by == TEST_OPTION else f"--set {asked_by}"
-
-
-def fraction_of(test: str, asked_by: str = TEST_FIELD) -> float | None:
+def fraction_of(test: str, spelt: Spelling = OF_RUN) -> float | None:
     """Of data.test, which is a fraction or names a folder."""
     if test == NOTHING_HELD_OUT:
         return 0.0
@@ -206,5 +216,5 @@ def fraction_of(test: str, asked_by: str = TEST_FIELD) -> float | None:
     except ValueError:
         return None
     if not 0 < fraction < 1:
-        raise UserError(f"{asked_by}={test}: out of range; use a fraction above 0 and below 1, or name a folder")
+        raise UserError(f"{spelt.test}={test}: out of range; use a fraction above 0 and below 1, or name a folder")
     return fraction

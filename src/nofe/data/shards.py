@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofe.data.layouts import MAX_TEXT_BYTES, TEST_FOLDERS, read_lines
-from nofe.data.pictures import DEFAULT_TEST, TEST_FIELD, Listing, Ranges
+from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, OF_RUN, Listing, Ranges, Spelling
 from nofe.data.tar_index import ShardIndex, shard_index
 from nofe.errors import UserError
 from nofe.suggestions import counted
@@ -28,7 +28,7 @@ MANIFEST, CLASSES, INDEX = "manifest.json", "classes.txt", "index.json"
 MAX_CLASSES = 1_000_000
 
 
-def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by: str = TEST_FIELD) -> Listing:
+def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: Spelling = OF_RUN) -> Listing:
     """Every image of the shards in a folder."""
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
@@ -40,7 +40,7 @@ def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by
     _require_all(path, manifest)
     indices = {part: [shard_index(shard) for shard in files] for part, files in shards.items()}
     every_label = np.concatenate([index.labels for part in indices.values() for index in part])
-    class_names = _class_names(path, manifest, every_label)
+    class_names = _class_names(path, manifest, every_label, to_train_on=test != NOTHING_HELD_OUT)
     number_of = _numbers(path, class_names, np.unique(every_label).tolist(), is_packed=manifest is not None)
     parts = {part: _pictures(files, indices[part], number_of, manifest) for part, files in shards.items()}
     for part, pictures in parts.items():
@@ -57,7 +57,7 @@ def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, asked_by
         None if mean is None else (float(mean[0]), float(mean[1]), float(mean[2])),
         _class_ids(manifest, len(class_names)),
     )
-    return listing.with_test(test, seed, logger.warning, asked_by)
+    return listing.with_test(test, seed, logger.warning, spelt)
 
 
 def _find_shards(path: Path) -> dict[str, list[Path]]:
@@ -82,7 +82,7 @@ def _find_shards(path: Path) -> dict[str, list[Path]]:
         )
     for other in sorted(found.keys() - {"train", judged}):
         logger.warning(
-            "%s: takes %s-*.tar for its test images, and %s is not read; move %s-*.tar elsewhere to be judged by it",
+            "%s: tests on %s-*.tar and does not read %s; to test on that instead, move %s-*.tar elsewhere",
             path,
             judged,
             f"{other}-*.tar ({counted(len(found[other]), 'shard')})",
@@ -112,7 +112,10 @@ def _read_json(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read as JSON ({error}); put the right file there") from error
 
 
-def _class_names(path: Path, manifest: dict[str, Any] | None, labels: NDArray[np.str_]) -> tuple[str, ...]:
+def _class_names(
+    path: Path, manifest: dict[str, Any] | None, labels: NDArray[np.str_], *, to_train_on: bool
+) -> tuple[str, ...]:
+    """As the shards name them; else by number, of which all must be there to train on, and any will do to judge by."""
     if manifest is not None:
         return tuple(str(name) for name in manifest["classes"])
     if (path / CLASSES).is_file():
@@ -123,7 +126,8 @@ def _class_names(path: Path, manifest: dict[str, Any] | None, labels: NDArray[np
     if not all(label.isdecimal() for label in distinct.tolist()):
         return tuple(distinct.tolist())
     largest = max((int(label) for label in distinct.tolist()), default=0)
-    _require_count_from_zero(path, distinct.tolist())
+    if to_train_on:
+        _require_count_from_zero(path, distinct.tolist())
     if largest >= MAX_CLASSES:
         raise UserError(f"{path}: a label is {largest:,}; list the classes in {path / CLASSES}")
     return tuple(f"class {number}" for number in range(largest + 1))
@@ -133,8 +137,8 @@ def _require_count_from_zero(where: Path, labels: Sequence[str]) -> None:
     """Of labels that are numbers."""
     if labels and all(label.isdecimal() for label in labels) and (lowest := min(map(int, labels))) > 0:
         raise UserError(
-            f"{where}: labels count from 0, and the lowest here is {lowest:,}; subtract that from each of them, or "
-            f"write names of classes instead"
+            f"{where}: labels must start at 0, and the lowest is {lowest:,}; subtract {lowest:,} from each, or use "
+            "the names of classes as labels"
         )
 
 

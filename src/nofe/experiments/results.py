@@ -1,5 +1,6 @@
 """Measured results: one JSON file for each trained run."""
 
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -104,9 +105,19 @@ def _path_of(result: dict[str, Any], folder: Path, name: str) -> Path:
 
 
 def _filed(result: dict[str, Any], folder: Path, name: str) -> Path:
-    path = _path_of(result, folder, name)
+    first = _path_of(result, folder, name)
+    later = (first.with_stem(f"{first.stem}-run{number}") for number in itertools.count(2))
+    path = next(path for path in itertools.chain([first], later) if not _holds_another_run(path, result))
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
+
+
+def _holds_another_run(path: Path, result: dict[str, Any]) -> bool:
+    """Of the same configuration and seed, begun at another time: every run counts, so none may replace another."""
+    if not path.exists():
+        return False
+    filed = json.loads(path.read_text())
+    return keys_of(filed) == keys_of(result) and filed["environment"]["date"] != result["environment"]["date"]
 
 
 def add_to_result(path: Path, **more: Any) -> None:

@@ -37,7 +37,7 @@ def convert(
     Without a `cut` each branch is one new block of the kind the model's last stage is made of, then normalisation,
     pooling and classifier as the model has them, all drawn anew. With one, each branch is a copy of all that follows;
     where the model has one output for each class, each expert's classifier is the rows of its classes, and the network
-    computes what the model does; otherwise the classifiers begin at random, which a warning says.
+    computes what the model does; otherwise the classifiers begin with random weights, and a warning says so.
     `branch` takes a number of classes and gives any module that reads the trunk's output. `width` scales the layers
     inside a branch. `image_size` is the side of the images that the model reads, found by trying 224, 32 and others if
     it is not given.
@@ -78,14 +78,14 @@ def _converted(
         for path in drawn_anew(again):
             if plan.is_in_branch(path):
                 raise UserError(
-                    f"{name}: the weight of {path} is parametrized, and cannot be drawn anew for each expert; pass a "
-                    "cut= before it, for copies of it, or a branch= of your own"
+                    f"{name}: the weight of {path} is parametrized in a way that cannot be initialised again for each "
+                    "expert; pass a cut= before it, to copy it instead, or a branch= of your own"
                 )
         return again
 
     from_model = adapted(copied, name, size, cut=cut, branch=branch)
     new = adapted(drawn, name, size, cut=cut, branch=branch)
-    width_of = with_branch_width(from_model if cut else new, width, "width")
+    width_of = with_branch_width(from_model if cut else new, width, "width", must_change=True)
     copies_branches = bool(cut) and branch is None
     classifier = model.get_submodule(last)
     has_rows = outputs_of(classifier) == specialties.classes
@@ -93,7 +93,7 @@ def _converted(
     if copies_branches and not has_rows:
         log.warning(
             f"{name}: {last} has {outputs_of(classifier)} outputs and the specialties have {specialties.classes} "
-            "classes, so the classifiers of the experts begin at random; the layers before them are the model's"
+            "classes, so the experts' classifiers begin with random weights; the layers before them are copied"
         )
     place = next(model.parameters())
     drawn_on = [place.device] if place.is_cuda else []
@@ -185,8 +185,8 @@ def _require_one_classifier(structure: nn.Module, last: str, image: Tensor, name
         classifier = structure.get_submodule(last)
         if given is None and not (computes_as(classifier, *WITH_WEIGHTS) or is_linear_in_timm(classifier)):
             raise UserError(
-                f"{name}: {last} is a {type(classifier).__name__}, whose forward does not run with another number of "
-                f"outputs ({reason}), which each expert has; let it go by the shape of its weight"
+                f"{name}: {last} is a {type(classifier).__name__}, whose forward does not run with the other "
+                f"numbers of outputs that experts have ({reason}); let it read the number from the shape of its weight"
             )
         others = f"; it has {', '.join(alike)} with as many outputs" if alike else ""
         raise UserError(
@@ -196,14 +196,14 @@ def _require_one_classifier(structure: nn.Module, last: str, image: Tensor, name
 
 
 def _single_classifier(model: nn.Module, last: str, several: bool) -> str:
-    """What a user can do for one; timm builds some models with a second, and notes what it built."""
+    """How to get a model with one classifier; timm builds some with a second, and notes what it built."""
     found = []
     timms = getattr(model, "pretrained_cfg", None)
     if isinstance(timms, dict) and timms.get("architecture"):
         found.append(f"train it by name, as timm:{timms['architecture']}")
     arguments = inspect.signature(type(model)).parameters
     found += [f"build it with {switch}=False" for switch in SECOND_CLASSIFIER if several and switch in arguments]
-    return ", or ".join(found) or f"end the model with {last}, and with that alone"
+    return ", or ".join(found) or f"make {last} the last step of the model"
 
 
 def _never_called(structure: nn.Module, image: Tensor) -> list[str]:

@@ -3,10 +3,8 @@
 import copy
 import math
 import operator
-import traceback
 from collections.abc import Callable
 from numbers import Real
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from nofe.architectures.line import (
     first_line,
     floating_dtype,
+    in_users_code,
     require_images_alone,
     require_shapes_alone,
     require_three_channels,
@@ -36,15 +35,15 @@ def uncompiled(model: object) -> nn.Module:
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """Of the user's model, in evaluation mode: what reads its weights may change them in training (spectral norm)."""
+    """A copy in evaluation mode: in training, reading a weight may change it (spectral norm)."""
     if isinstance(model, torch.jit.ScriptModule):
         raise UserError(
-            "model: is a script of one (torch.jit), which has no layers to cut at; pass what it was made from"
+            "model: is a script (torch.jit), which has no layers to cut at; pass the module that it was made from"
         )
     name = type(model).__name__
     lazy = [path for path, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
-        raise UserError(f"{name}: {lazy[0]} has no size yet; call the model once, on images, and convert it then")
+        raise UserError(f"{name}: {lazy[0]} has no size yet; call the model on images once, then convert it")
     _require_one_dtype(model, name)
     require_images_alone(model, name)
     for path, layer in model.named_modules():
@@ -59,8 +58,8 @@ def copy_of(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model).eval()
     except Exception as error:  # whatever a module says that cannot be copied
         raise UserError(
-            f"{name}: cannot be copied ({first_line(error)}), and each expert is a copy; take out what a module keeps "
-            "from pass to pass"
+            f"{name}: cannot be copied ({first_line(error)}), and each expert is a copy; remove the tensors that its "
+            "modules keep from one call to the next"
         ) from error
 
 
@@ -72,26 +71,26 @@ def _require_one_dtype(model: nn.Module, name: str) -> None:
     if len(found) > 1:
         (first, of_first), (second, of_second), *_ = found.items()
         raise UserError(
-            f"{name}: {of_first} is of {first} and {of_second} of {second}, and experts are made in one precision; "
-            "convert model.float(), and train it with autocast"
+            f"{name}: {of_first} is {first} and {of_second} is {second}, and experts have one precision; convert "
+            "model.float(), and train it with autocast"
         )
 
 
 def require_width(width: object) -> None:
     if not isinstance(width, Real) or isinstance(width, bool) or not 0 < float(width) < math.inf:
-        raise UserError(f"width={width!r}: is no part of the branches' width; use a number above 0, such as 0.5")
+        raise UserError(f"width={width!r}: not a number above 0; use a fraction of the branches' width, such as 0.5")
 
 
 def require_factory(branch: object) -> None:
     if branch is not None and (isinstance(branch, nn.Module) or not callable(branch)):
         raise UserError(
-            f"branch: is one {type(branch).__name__} for experts of any size; pass a function that takes a number of "
-            "classes and gives a new module, such as lambda classes: nn.Linear(64, classes)"
+            f"branch: is a {type(branch).__name__}, and each expert needs one of its own; pass a function that takes a "
+            "number of classes and gives a new module, such as lambda classes: nn.Linear(64, classes)"
         )
 
 
 def checked(branch: Branch, features: tuple[int, ...]) -> Branch:
-    """Of the user's own: reads what the trunk gives, and gives a logit for each class of its specialty."""
+    """The user's function, each of its branches tried: it must read what the trunk gives, and give a logit a class."""
 
     def build(count: int) -> nn.Module:
         expert = _built(branch, count)
@@ -121,10 +120,8 @@ def _built(branch: Branch, count: int) -> nn.Module:
     except NofeError:
         raise
     except Exception as error:  # code of the user's
-        last = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
-            f"branch: your function fails for {count} classes with {type(error).__name__}: {first_line(error)} "
-            f"({Path(last.filename).name}, line {last.lineno}); mend it"
+            f"branch: your function fails for {count} classes with {in_users_code(error)}; fix it"
         ) from error
     if not isinstance(expert, nn.Module):
         raise UserError(f"branch: gives {expert!r:.60} for {count} classes; return an nn.Module")
@@ -166,6 +163,6 @@ def _side(given: object) -> int:
         side = 0
     if side < 1 or isinstance(given, bool):
         raise UserError(
-            f"image_size={given!r}: is no side of square images in pixels; pass a whole number above 0, such as 224"
+            f"image_size={given!r}: not the side of square images in pixels; pass a whole number above 0, such as 224"
         )
     return side

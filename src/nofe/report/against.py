@@ -117,7 +117,7 @@ def difference_in_words(base: Mapping[str, float], experts: Mapping[str, float],
         return f"{abs(less):,} {'fewer' if less > 0 else 'more'} than the base"
 
     if not any(each[kind] for each in (base, experts) for kind in ("confused_inside", "confused_across")):
-        return f"Of {images:,} images neither the experts nor the base take one for another class."
+        return f"Neither the experts nor the base take any of {images:,} images for another class."
     return (
         f"Of {images:,} images the experts take {beside_the_base('confused_inside')} for another class of the right "
         f"specialty, and {beside_the_base('confused_across')} for a class of another one."

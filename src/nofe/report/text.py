@@ -13,7 +13,7 @@ from nofe.suggestions import counted
 
 SMALL = 64  # pixels a side that are made for small images: a photo loses more than in 224
 MUCH_LARGER = 2  # times
-TOP = 5  # classes of which the right one is to be one
+TOP = 5  # most probable classes, of which one should be the right one
 
 
 def span_in_words(values: Sequence[int]) -> str:
@@ -44,7 +44,7 @@ def comparison(summary: dict[str, Any]) -> str:
 
 
 def gain_in_words(experts: float, base: float, images: int, what: str) -> str:
-    """In points, and as images: of a few, many points are not many."""
+    """In points and in images: where images are few, one of them is many points."""
     gain = 100 * (experts - base)
     if not round(gain, 2):
         return "as good as the base"
@@ -53,14 +53,14 @@ def gain_in_words(experts: float, base: float, images: int, what: str) -> str:
 
 
 def specialties_that_stayed(updates: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is to be known where a rule that learns has learned nothing; None where a class moved."""
+    """A warning for a rule that should have learned the specialties and did not; None where a class moved."""
     if any(each["moved"] for each in updates):
         return None
     count = len(updates)
-    when = "there was no update" if not count else f"no class moved in {counted(count, 'update')}"
+    why = f"no class moved in {counted(count, 'update')}" if count else "there was no update"
     return (
-        f"{when} of the specialties, so they are those drawn at random to begin with; try more epochs of the "
-        "generalist (--set generalist.epochs=N), or --rule spectral"
+        f"{why} of the specialties, so they are still the random ones at the start; try more epochs of the generalist "
+        "(--set generalist.epochs=N), or --rule spectral"
     )
 
 

@@ -34,7 +34,7 @@ def judged(record: Record) -> str:
     """What the figures are of, and what they are for."""
     said = f"Accuracy on the {record.judged_by} after the last epoch"
     if record.config["data"]["hold_out"]:
-        return f"{said}, which are there to choose by: train once more without data.hold_out for the figure to report."
+        return f"{said}, for choosing between settings: the figure to report is that of a run without data.hold_out."
     return f"{said}; nothing was chosen by it."
 
 
@@ -55,7 +55,7 @@ def _data(record: Record) -> str:
     data = record.config["data"]
     words = f"{data['name']}: {record.specialties.classes:,} classes, {record.test_images:,} {record.judged_by}"
     if data["hold_out"]:
-        words += f" ({data['hold_out']:.0%} of those)"
+        words += f" ({data['hold_out']:.0%} of the training images)"
     return f"{words}; data seed {data['seed']}, fingerprint {record.environment['data']['fingerprint']}"
 
 

@@ -28,8 +28,8 @@ def synchronise_batch_norm(model: nn.Module, ranks: Ranks) -> None:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine and module.track_running_stats:
             if not (computes_as(module, *KNOWN) or is_norm_with_activation(module)):
                 raise UserError(
-                    f"batch norm over ranks: {path} ({type(module).__name__}) has a forward of its own; leave "
-                    "--sync-batch-norm out"
+                    f"--sync-batch-norm: {path} ({type(module).__name__}) has a forward of its own, which cannot be "
+                    "synchronised; leave the option out"
                 )
             module.forward = partial(forward, module, ranks)  # type: ignore[method-assign]
 
