@@ -9,6 +9,8 @@ import typer
 
 from nofe.cli.options import AsJson, DataRoot, Device, RunFolder, TrustCode
 
+CompileToAnswer = Annotated[bool, typer.Option("--compile", help="torch.compile; pays for very many images.")]
+
 
 def evaluate(
     run: RunFolder,
@@ -20,7 +22,7 @@ def evaluate(
     as_json: AsJson = False,
     device: Device = "auto",
     crops: Annotated[int, typer.Option(help="Views of an image: 1, or 10 that are averaged.")] = 1,
-    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile; pays for very many images.")] = False,
+    compile_: CompileToAnswer = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Judge a run on its test images: top-1, top-5, by specialty, inside and across specialties."""
@@ -50,6 +52,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
     as_json: AsJson = False,
     device: Device = "auto",
+    compile_: CompileToAnswer = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Name what is in a picture, how probable it is, and which expert spoke."""
@@ -62,7 +65,8 @@ def predict(
     if trust_code:
         _trust_code_of(run)
     files, unreadable = 0, []
-    for answer in predict_files(run, images, top, make_runtime(device)):  # shown one by one: there may be many
+    runtime = make_runtime(device, compile=compile_)
+    for answer in predict_files(run, images, top, runtime):  # shown one by one: there may be many
         if as_json:
             print(",\n" if files else "[\n", indent(json.dumps(answer, indent=2), "  "), sep="", end="", flush=True)
         else:
