@@ -274,8 +274,10 @@ def test_the_first_of_several_compiles_and_all_are_counted(monkeypatch: pytest.M
 
 
 def test_a_training_at_once_that_fails_says_why() -> None:
-    with pytest.raises(RunError, match=r"UserError: .*500"):
+    with pytest.raises(UserError, match=r"^specialties: 500 of them cannot share 100 classes"):
         measure_runs("small", ["fused"], None, 500, 4, [2], ProcessOptions("cpu"), seconds=0.1)
+    with pytest.raises(RunError, match=r"^bench runs: TypeError: .*'str'"):
+        measure_runs("small", ["base"], None, 2, 4, [1], ProcessOptions("cpu"), seconds="soon")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="--at-once 0: no run at all"):
         measure_runs("small", ["base"], None, 2, 4, [0], ProcessOptions("cpu"))
 

@@ -36,7 +36,7 @@ from nofe.experiments.measures import ten_crops
 from nofe.recipes import SUMMARIES
 from nofe.runs import Run
 from nofe.specialties import RULES
-from nofe.training.runtime import make_runtime
+from nofe.training.runtime import Runtime, make_runtime
 
 COLOURS = {"ant": (220, 30, 30), "bee": (220, 60, 30), "cow": (30, 30, 220), "dog": (30, 60, 220)}
 SHORT = [
@@ -295,6 +295,28 @@ def test_predict_and_the_test_images_of_the_run_agree(finished: Path, animals: P
     for answer, expected, probability in zip(answers, classes, probabilities, strict=True):
         assert [each["class"] for each in answer["top"]] == [names[c] for c in expected]
         np.testing.assert_allclose([each["probability"] for each in answer["top"]], probability, atol=1e-5)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_what_answers_is_fused_and_compiled_on_request(
+    verb: str, finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler itself is left out: what it makes of a frozen network is tested there."""
+    asked = []
+
+    def note(network: nn.Module, runtime: Runtime) -> None:
+        asked.append((bool(runtime.compile), [type(part).__name__ for part in network.children()]))
+
+    monkeypatch.setattr("nofe.frozen.compile_blocks", note)
+    pictures = [animals / "val"] if verb == "predict" else []
+    plain = answered(verb, finished, *pictures)
+    assert asked
+    assert all(not compiled for compiled, _ in asked)
+    asked.clear()
+    assert answered(verb, finished, *pictures, "--compile") == plain
+    assert asked
+    assert all(compiled for compiled, _ in asked)
+    assert any("FusedExperts" in parts for _, parts in asked)
 
 
 def test_resume_needs_no_option_but_out(unfinished: Path, finished: Path) -> None:

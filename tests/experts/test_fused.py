@@ -309,6 +309,42 @@ def test_what_cannot_be_fused_is_named_and_runs_through_the_reference(
         assert network(torch.randn(2, 4, 4, 4)).shape == (2, 6)
 
 
+class Written(nn.Module):
+    """Arithmetic of a user's own, on each number alone."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.exp(-features.abs().clamp(max=2)) + F.softplus(torch.square(features))
+
+
+OF_NUMBERS_AND_CHANNELS = (
+    nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.LogSigmoid,
+    nn.Mish, nn.ReLU6, nn.SELU, nn.SiLU, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanhshrink, Written,
+    nn.PReLU, lambda: nn.PReLU(6), lambda: nn.LocalResponseNorm(3), lambda: nn.Threshold(0.1, 0.2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 4], ids=["on the trunk's map", "on maps", "on vectors", "on logits"])
+@pytest.mark.parametrize("layer", OF_NUMBERS_AND_CHANNELS)
+@pytest.mark.filterwarnings("error")
+def test_layers_of_each_number_or_of_neighbouring_channels_are_fused(
+    layer: Callable[[], nn.Module], place: int
+) -> None:
+    if (place == 4 and isinstance(layer(), nn.PReLU)) or (place > 1 and isinstance(layer(), nn.LocalResponseNorm)):
+        pytest.skip("there are no channels, or others for every expert")
+
+    def branch(classes: int) -> nn.Module:
+        layers = [nn.Conv2d(6, 6, 3), nn.Flatten(), nn.Linear(54, 6), nn.Linear(6, classes)]
+        layers.insert(place, layer())
+        if isinstance(layers[place], nn.PReLU):
+            nn.init.uniform_(layers[place].weight)
+        return nn.Sequential(*layers)
+
+    reference = Trunkless([branch(size) for size in RAGGED], RAGGED).double()
+    fused = copy.deepcopy(reference)
+    assert fused.fuse()
+    assert_same_function(reference, fused, (6, 5, 5))
+
+
 @pytest.mark.parametrize("before", ["convolution", "nothing"])
 def test_group_norms_are_one_with_the_groups_of_all(before: str) -> None:
     """On maps of their own; the trunk's map, which each normalises in its own way, is left to vmap."""

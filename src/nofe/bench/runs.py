@@ -118,6 +118,8 @@ def _together(program: _Program) -> tuple[dict[Case, list[float]], dict[str, Any
 
 def _next(reports: Any) -> Any:
     report = reports.get(timeout=SECONDS_TO_GET_READY)
+    if isinstance(report, UserError):  # every one of them would say the same
+        raise report
     if isinstance(report, str):
         raise RunError(f"bench runs: {report}")
     return report
@@ -143,5 +145,5 @@ def _work(number: int, program: _Program, start: Any, reports: Any) -> None:
     except threading.BrokenBarrierError:
         pass  # another says why
     except Exception as error:
-        reports.put(f"{type(error).__name__}: {error}")
+        reports.put(UserError(str(error)) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         start.abort()

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-from nofe.cli.options import AsJson, DataRoot, Device, RunFolder, TrustCode
+from nofe.cli.options import SPEED, AsJson, DataRoot, Device, RunFolder, TrustCode
+
+CompileToAnswer = Annotated[
+    bool, typer.Option("--compile", help="Use torch.compile; worth it for very many images.", rich_help_panel=SPEED)
+]
 
 
 def evaluate(
@@ -20,9 +24,7 @@ def evaluate(
     as_json: AsJson = False,
     device: Device = "auto",
     crops: Annotated[int, typer.Option(help="Crops per image: 1, or 10 whose predictions are averaged.")] = 1,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Use torch.compile; worth it for very many images.")
-    ] = False,
+    compile_: CompileToAnswer = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Accuracy on the test images: top-1, top-5, by specialty, and against the base."""
@@ -52,6 +54,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Number of classes to list.")] = 5,
     as_json: AsJson = False,
     device: Device = "auto",
+    compile_: CompileToAnswer = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Classify images: the most probable classes, and the expert that owns each."""
@@ -64,7 +67,8 @@ def predict(
     if trust_code:
         _trust_code_of(run)
     files, unreadable = 0, []
-    for answer in predict_files(run, images, top, make_runtime(device)):  # shown one by one: there may be many
+    runtime = make_runtime(device, compile=compile_)
+    for answer in predict_files(run, images, top, runtime):  # shown one by one: there may be many
         if as_json:
             print(",\n" if files else "[\n", indent(json.dumps(answer, indent=2), "  "), sep="", end="", flush=True)
         else:

@@ -86,7 +86,7 @@ class EachModule(nn.Module):
             value = value.unflatten(1, (self.experts, -1))
         where = None if self.kind is Kind.SHARED else 1
         if not weights and where is None:  # nothing tells the experts apart but what they draw
-            value, where = for_every_expert(value, self.experts), 1
+            value, where = for_every_expert(value, self.experts).contiguous(), 1  # it may be written over
         every = torch.vmap(one, in_dims=(0, where), out_dims=1, randomness="different")
         with batchable_attention(value.device):
             result: Tensor = every(weights, value)

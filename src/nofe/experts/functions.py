@@ -17,14 +17,16 @@ from nofe.experts.kinds import Kind, NotFusable
 from nofe.experts.walk import Walk, Written
 
 POINTWISE: set[Any] = {
-    F.relu, torch.relu, F.gelu, F.silu, F.relu6, F.leaky_relu, F.elu, F.hardswish, F.hardsigmoid, torch.sigmoid,
-    torch.tanh, F.sigmoid, F.tanh, "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_",
+    F.relu, torch.relu, F.gelu, F.silu, F.mish, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.hardswish,
+    F.hardsigmoid, F.hardtanh, F.softplus, F.softsign, F.logsigmoid, torch.sigmoid, torch.tanh, F.sigmoid, F.tanh,
+    "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_",
 }  # fmt: skip
 ADDITIONS: set[Any] = {operator.add, torch.add, operator.iadd, "add", "add_"}
 FLATTENINGS: set[Any] = {torch.flatten, "flatten"}
 ARITHMETIC: set[Any] = {
     operator.add, operator.iadd, torch.add, "add", "add_", operator.mul, operator.imul, torch.mul, "mul", "mul_",
-    operator.sub, torch.sub, "sub", operator.truediv, torch.div, "div", operator.floordiv,
+    operator.sub, torch.sub, "sub", operator.truediv, torch.div, "div", operator.floordiv, operator.neg, torch.neg,
+    "neg", torch.clamp, "clamp", torch.abs, "abs", torch.exp, "exp", torch.square, "square",
 }  # fmt: skip
 REDUCING: set[Any] = {"mean", torch.mean, "sum", torch.sum, "amax", torch.amax}
 REARRANGING: set[Any] = {

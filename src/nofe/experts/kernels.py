@@ -271,6 +271,7 @@ def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, f
         pack_convolutions(module)
         freeze(module)
     given = inputs.detach().clone()  # keeps the layout
+    is_layer = isinstance(module, StackedLayer)
 
     def forward() -> None:
         with torch.inference_mode(), runtime.autocast():
@@ -282,7 +283,7 @@ def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, f
         given.grad = None
         with torch.enable_grad():
             with runtime.autocast():
-                outputs = module(given)
+                outputs = module(given if is_layer else given.clone())  # which experts may write over, and no leaf
             outputs.backward(outputs.detach())
 
     given.requires_grad_(training)

@@ -122,7 +122,7 @@ class NetworkOfExperts(WithTrunk):
         try:
             with cudnn_not_searching():
                 with torch.no_grad():
-                    wrong = _difference(self.experts.eval()(features), branches.eval()(features))
+                    wrong = _difference(self.experts.eval()(features.clone()), branches.eval()(features))
                 if wrong is None and training:
                     wrong = _what_is_wrong_in_training(copy.deepcopy(self.experts), branches, features, runtime)
         except Exception as error:  # whatever a layer says of what it cannot do
@@ -206,7 +206,7 @@ def _what_is_wrong_in_training(
     """With copies, which may learn and count; some layers fail in training alone, and only where they draw."""
     with drawing_aside(runtime.device) as has_drawn, torch.enable_grad(), runtime.autocast():
         given = features.detach().clone().requires_grad_()
-        outputs = fused.train()(given)
+        outputs = fused.train()(given.clone())  # a copy: some write over what they are given, and a leaf must not be
         outputs.backward(outputs.detach())
         # Statistics of two images enlarge the rounding of other precisions beyond measure.
         if has_drawn() or runtime.precision != "fp32":

@@ -21,14 +21,17 @@ from nofe.experts.walk import Walk, Written
 
 # Act on each number, or on each channel, alone: the same module serves K*D channels.
 CHANNEL_BY_CHANNEL = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid,
-    nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid,
+    nn.Hardtanh, nn.Hardshrink, nn.Softshrink, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.Threshold, nn.Sigmoid,
+    nn.LogSigmoid, nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+    WithinChannelLRN,
 )  # fmt: skip
 ON_MAPS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, WithinChannelLRN)
 RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
 DROPS_CHANNELS = (nn.Dropout1d, nn.Dropout2d)
 LEAVES = (
-    *CHANNEL_BY_CHANNEL, *RANDOM, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.GroupNorm, nn.Flatten, AcrossChannelLRN,
+    *CHANNEL_BY_CHANNEL, *RANDOM, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.GroupNorm, nn.PReLU, nn.Flatten,
+    AcrossChannelLRN, nn.LocalResponseNorm,
 )  # fmt: skip
 
 Rule = Callable[[Walk, str, list[Any], fx.Node, Kind], Written]
@@ -172,6 +175,13 @@ def channel_by_channel(walk: Walk, path: str, layers: list[Any], value: fx.Node,
     return walk.put(path, layers[0], value), kind
 
 
+def each_slope(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
+    """PReLU; of the trunk's map every expert has its own, as vmap would resize one for all."""
+    if kind is Kind.SHARED:
+        value, kind = walk.graph.call_function(for_every_expert, (value, walk.count)), Kind.VECTORS
+    return each_module(walk, path, layers, value, kind)
+
+
 def random(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
     """Each expert drops its own."""
     if kind is Kind.SHARED or (kind is Kind.VECTORS and isinstance(layers[0], DROPS_CHANNELS)):
@@ -235,10 +245,11 @@ RULES: list[tuple[Any, Rule]] = [
     (nn.BatchNorm2d, batch_norm_of_maps),
     (nn.BatchNorm1d, batch_norm_of_vectors),
     (nn.GroupNorm, group_norm),
+    (nn.PReLU, each_slope),
 ]
 AS_THEY_ARE: list[tuple[tuple[type[Any], ...], Rule]] = [
     ((nn.Flatten,), flatten),
     (RANDOM, random),
-    ((AcrossChannelLRN,), across_channels),
+    ((AcrossChannelLRN, nn.LocalResponseNorm), across_channels),
     (CHANNEL_BY_CHANNEL, channel_by_channel),
 ]

@@ -20,7 +20,7 @@ from nofe.training.optimizer import MEMORY, current_rate, load_optimizer_tensors
 from nofe.training.progress import Progress
 from nofe.training.ranks import Ranks
 from nofe.training.recipe import rate_at
-from nofe.training.runtime import Runtime
+from nofe.training.runtime import Runtime, generator_state, set_generator_state
 
 EPOCHS_TO_LEARN_IN, CLEARLY_LEARNED = 3, 0.999  # below this share of the loss of guessing
 SHARE_OF_CHECKPOINTS = 0.01  # of the time of a run, at most, where nobody says how far apart they are
@@ -121,8 +121,9 @@ def _snapshot(state: TrainState, stage_notes: dict[str, Any], ranks: Ranks) -> C
         tensors |= {f"ema.{name}": tensor for name, tensor in average.items()}
     tensors["totals"] = state.totals
     tensors["generator.cpu"] = ranks.gather(torch.get_rng_state())  # (ranks, ...): each drops its own
-    if state.totals.device.type == "cuda":
-        tensors["generator.cuda"] = ranks.gather(torch.cuda.get_rng_state(state.totals.device))
+    device = state.totals.device
+    if (own := generator_state(device)) is not None:
+        tensors[f"generator.{device.type}"] = ranks.gather(own)
     notes = {
         "images": state.images,
         "rate": current_rate(state.optimizer),
@@ -171,8 +172,9 @@ def _restore_generators(state: TrainState, checkpoint: Checkpoint, runtime: Runt
         return
     # Copies: torch reads the state as if it were aligned, and crashes where a row of a file is not.
     torch.set_rng_state(of_ranks[ranks.rank].clone())
-    if "generator.cuda" in checkpoint.tensors and runtime.device.type == "cuda":
-        torch.cuda.set_rng_state(checkpoint.tensors["generator.cuda"][ranks.rank].clone(), runtime.device)
+    own = checkpoint.tensors.get(f"generator.{runtime.device.type}") if runtime.device.type != "cpu" else None
+    if own is not None:
+        set_generator_state(runtime.device, own[ranks.rank].clone())
 
 
 def _renamed(how: str, state: TrainState, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -76,9 +76,11 @@ def _groups(
 def _fastest_sgd(groups: list[dict[str, Any]], **settings: Any) -> torch.optim.SGD:
     """Measured on many small tensors: a single kernel wins on a GPU, foreach by a factor of five on a CPU."""
     weights = [weight for group in groups for weight in group["params"]]
-    if not weights or weights[0].device.type != "cuda":
+    device = weights[0].device.type if weights else "cpu"
+    if device not in ("cuda", "mps"):
         return torch.optim.SGD(groups, foreach=True, **settings)
-    if find_spec("triton") is None or any(weight.dtype != torch.float32 for weight in weights):
+    # Apple's GPU has no kernels for foreach, which would also fetch the rate from it at every step, and wait.
+    if device == "mps" or find_spec("triton") is None or any(weight.dtype != torch.float32 for weight in weights):
         return torch.optim.SGD(groups, fused=True, **settings)
     from nofe.training.one_launch import OneLaunchSGD
 

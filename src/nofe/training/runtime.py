@@ -108,8 +108,11 @@ class Runtime:
         return min(known) // 2 if known else None
 
     def synchronize(self) -> None:
+        """Wait for all that was launched, without which a time is that of launching alone."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
 
 
 def make_runtime(
@@ -162,7 +165,8 @@ def make_runtime(
         workers=workers or max(1, cores() // ranks.count),
         ranks=ranks,
     )
-    has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported()
+    # Emulated, as on GPUs before Ampere, it is slower than what it stands for.
+    has_bf16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     own_choice = "fp32" if not has_bf16 else "bf16" if own_share() in SHARES else "tf32"
     runtime.use_precision(precision if precision != "auto" else own_choice)
     return runtime
@@ -181,14 +185,32 @@ def cudnn_not_searching() -> Iterator[None]:
 @contextmanager
 def drawing_aside(device: torch.device) -> Iterator[Callable[[], bool]]:
     """The generators of processor and GPU are put back at the end; the value says whether any was drawn from."""
-    devices = [device] if device.type == "cuda" else []  # torch cannot put Apple's back
 
     def states() -> list[torch.Tensor]:
-        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+        own = generator_state(device)
+        return [torch.get_rng_state(), *([] if own is None else [own])]
 
-    with torch.random.fork_rng(devices):
-        before = states()
+    before = states()
+    try:
         yield lambda: not all(map(torch.equal, before, states()))
+    finally:
+        torch.set_rng_state(before[0])
+        for own in before[1:]:
+            set_generator_state(device, own)
+
+
+def generator_state(device: torch.device) -> torch.Tensor | None:
+    """Of a GPU, NVIDIA's or Apple's; a processor draws from torch's own."""
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else None
+
+
+def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(state)
 
 
 def require_precision(precision: str) -> None:
