@@ -17,7 +17,7 @@ from nofe.config import RunConfig, to_json, with_settings
 from nofe.errors import UserError
 from nofe.experiments import measures
 from nofe.experiments import reproduce as reproduction
-from nofe.experiments.estimates import seconds_of
+from nofe.experiments.estimates import SECONDS_TO_BEGIN, seconds_of
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of_experiment
 from nofe.experiments.page import cells, overview, table_in_words
@@ -45,6 +45,7 @@ from nofe.experiments.tables import (
     on_data,
     tables_named,
 )
+from nofe.generalist import stops
 from nofe.pipeline import train
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
@@ -243,6 +244,28 @@ def test_base_and_experts_of_today_have_one_recipe() -> None:
         assert {name: experts[name] for name in of_base} | {"epochs": 0} == of_base, label
         assert config.data.hold_out == 0
     assert all(row.experiment.config.data.hold_out == 0.1 for row in TABLES["today-search"].rows)
+
+
+def test_base_and_experts_of_today_have_the_same_time_and_no_run_more_than_ten_minutes() -> None:
+    """With what it takes to begin, twice that for a network that nothing is compiled of, and 40 seconds to spare."""
+    for name, base_of in (("today", {"resnet18-cifar": 200, "wrn-28-10": 100}), ("today-search", {"wrn-28-10": 25})):
+        rows = [Job(row.experiment, 0) for row in TABLES[name].rows]
+        bases = {(job.config.architecture, job.config.base.paper.epochs) for job in rows if job.config.until == "base"}
+        assert bases == set(base_of.items())
+        time_of_base = {
+            job.config.architecture: job.seconds_of_training() for job in rows if job.config.until == "base"
+        }
+        for job in rows:
+            assert job.seconds_of_training() == pytest.approx(time_of_base[job.config.architecture], rel=0.03), job.name
+            assert job.seconds_of_training() + 2 * SECONDS_TO_BEGIN + 40 < 600, job.name
+
+
+def test_the_specialties_of_today_settle_however_short_the_generalist() -> None:
+    for row in (*TABLES["today"].rows, *TABLES["today-search"].rows):
+        config = row.experiment.config
+        if config.until == "experts":
+            stages = stops(config.generalist, 390, after=0, updates=True)
+            assert sum(stop.update > 0 for stop in stages) >= 9, row.label
 
 
 def test_what_folders_of_runs_have_is_not_planned_for_again(workshop: Workshop) -> None:
