@@ -305,6 +305,17 @@ def test_minutes_are_those_of_the_whole_command(
     assert asked["gone_in"] == pytest.approx(20 - 0.01, abs=0.005)
 
 
+def test_timing_ends_soon_after_the_minutes(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has ten minutes for a command does not lose it to what is measured at its end."""
+    patience: list[float] = []
+    monkeypatch.setattr(reproduction, "_apart", lambda seconds, *_: bool(patience.append(seconds)) or True)
+    monkeypatch.setattr(reproduction, "run_side_by_side", lambda *_, **__: Outcome())
+    jobs = [Job(experiments_by_name()["nin-c100-hd-cnn"], 0)]
+    reproduce(jobs, workshop, side_by_side=1, minutes=9)
+    reproduce(jobs, workshop, side_by_side=1)
+    assert patience == [60.0, 300.0]
+
+
 def test_a_run_alone_chooses_its_kernels_itself(
     shades: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,11 +25,11 @@ from nofe.experiments.results import add_to_result, file_hdcnn, file_result, res
 from nofe.experiments.tables import Experiment, experiments_by_name
 from nofe.reuse import stage_keys
 from nofe.runs import Run
-from nofe.side_by_side import Outcome, run_side_by_side
+from nofe.side_by_side import SECONDS_TO_STOP, Outcome, run_side_by_side
 
 SECONDS_WORTH_MEASURING = 100.0  # of a run: finding out which kernels suit its experts takes some seconds
 SECONDS_TO_MEASURE = 120.0  # at most
-SECONDS_TO_TIME = 300.0  # the inference of finished runs, at most
+SECONDS_TO_TIME = 300.0  # the inference of finished runs, at most; where time is short, what runs have to stop in
 TIMED = "inference"  # the measure that is a time: of runs that are done, with the device for itself
 
 
@@ -170,7 +170,8 @@ def reproduce(
     )
     unfinished = {*outcome.failed, *outcome.stopped, *outcome.not_begun}
     finished = [job for job in jobs if TIMED in job.experiment.measures and job.name not in unfinished]
-    if finished and not _apart(SECONDS_TO_TIME, time_inference, finished, workshop):
+    patience = SECONDS_TO_TIME if minutes is None and gone_in is None else SECONDS_TO_STOP
+    if finished and not _apart(patience, time_inference, finished, workshop):
         say(f"{finished[0].name}: its inference could not be timed; run the command again to try")
     return outcome
 
