@@ -125,7 +125,8 @@ def _run_all(waiting: list[AnyJob], crew: "_Crew[AnyJob]", ends: Ends, say: Call
     refused: list[str] = []
     count, finished = len(waiting), 0
     while (waiting or crew.at_work) and (left := ends.left).to_stop > 0:
-        slower = statistics.median(ratios or [crew.size**SLOWER_BESIDE_OTHERS])
+        # One that found its stages trained was quick: that says nothing of the others.
+        slower = max(1.0, statistics.median(ratios or [crew.size**SLOWER_BESIDE_OTHERS]))
         while crew.idle and (job := _next(waiting, crew, left.slowed(slower))) is not None:
             waiting.remove(job)
             began[job.name] = time.monotonic(), job.seconds(crew.trained)
