@@ -54,6 +54,31 @@ def test_how_long_jobs_take_is_learned_from_those_that_ended(tmp_path: Path) -> 
     assert sorted(outcome.stopped) == ["beside", "long"], "time is not left unused"
 
 
+def test_where_the_machine_will_be_gone_nothing_is_begun_that_would_be_lost(tmp_path: Path) -> None:
+    long = Sleeping("long", tmp_path, lasts=60, expected=1000)
+    short = Sleeping("short", tmp_path, expected=100)
+    began = time.monotonic()
+    outcome = run_side_by_side([long, short], sleep, at_once=1, minutes=5, gone_in=5)
+    assert time.monotonic() - began < 60, "nor waited for, nor begun because another was quicker than expected"
+    assert (outcome.stopped, outcome.not_begun) == ([], ["long"])
+    assert [note[-1] for note in notes(tmp_path)] == ["short", "short"]
+
+
+def test_what_is_stopped_before_the_machine_is_gone_is_begun(tmp_path: Path) -> None:
+    """The next command goes on with it."""
+    outcome = run_side_by_side(
+        [Sleeping("long", tmp_path, lasts=60, expected=100)], sleep, at_once=1, minutes=0.1, gone_in=5
+    )
+    assert outcome.stopped == ["long"]
+
+
+def test_jobs_beside_others_are_expected_to_take_longer_from_the_first_on(tmp_path: Path) -> None:
+    """Three that take 200 seconds alone do not end in 300 side by side, though one does."""
+    jobs = [Sleeping(name, tmp_path, lasts=0.1, expected=200) for name in "abc"]
+    assert run_side_by_side(jobs, sleep, at_once=3, gone_in=5).not_begun == ["a", "b", "c"]
+    assert run_side_by_side(jobs[:1], sleep, at_once=3, gone_in=5).not_begun == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_job_outlives_what_started_it(number: signal.Signals, tmp_path: Path) -> None:
     program = Path(__file__).with_name("side_by_side_program.py")

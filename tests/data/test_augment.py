@@ -9,6 +9,10 @@ from torch import Tensor
 
 from nofe.data import augment
 from nofe.data.augment import MAGNITUDES, OPERATIONS, draw_operations, draw_wide_operations, operate
+from nofe.data.batches import Augmentation, Batches, DeviceImages
+from nofe.data.dataset import ImageSet
+from nofe.training.launch import launcher
+from nofe.training.runtime import Runtime
 
 SIZE = 32
 FILL = torch.tensor([120.0, 110.0, 100.0])
@@ -100,6 +104,28 @@ def test_what_comes_in_from_outside_is_the_fill() -> None:
     found = operate(images, torch.tensor([OPERATIONS.index("translate-x")]), torch.tensor([3.0]), FILL)
     assert torch.equal(found[0, :, :, :3], FILL[:, None, None].expand(3, 8, 3))
     assert bool((found[0, :, :, 3:] == 200).all())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on a processor it takes a minute to compile")
+@pytest.mark.parametrize("cutmix", [0.0, 1.0])
+def test_compiled_and_captured_batches_are_the_same(cutmix: float) -> None:
+    """But for a rounding to the next of 255 values, where a sum is rounded otherwise."""
+    made = ImageSet(pictures(256).numpy(), np.arange(256))
+    images = DeviceImages(made, np.full((3, SIZE, SIZE), 110, dtype=np.float32), torch.device("cuda:0"))
+    augmentation = Augmentation(padding=4, mirror=True, trivialaugment=True)
+    as_it_is, compiled = (
+        Batches(images, augmentation, batch=32, seed=0, stage="experts", cutmix=cutmix) for _ in range(2)
+    )
+    as_it_is.begin(0)
+    compiled.begin(0)
+    batch = torch.compile(compiled.next, dynamic=False)
+    given: list[Tensor] = []
+    launch = launcher(lambda: given.__setitem__(slice(None), [batch()[0]]), Runtime(images.mean.device, capture=True))
+    for _ in range(8):
+        launch()
+        expected = as_it_is.next()[0]
+        differing = (given[0] - expected).abs() > 0.01
+        assert float(differing.float().mean()) < 0.001
 
 
 @pytest.mark.parametrize("magnitude", [0, 9, 17, MAGNITUDES])

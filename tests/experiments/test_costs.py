@@ -8,8 +8,10 @@ import pytest
 
 from nofe.config import to_json, with_settings
 from nofe.experiments.costs import COMPILED, Left, cost_of, grown, growth_in, left_of, seconds_of_job, steps_in
+from nofe.experiments.estimates import seconds_of
 from nofe.experiments.reproduce import Job
 from nofe.experiments.tables import TABLES, Experiment
+from nofe.recipes import default_run
 from nofe.reuse import stage_keys
 
 GROWTH = {2: 0.5, 10: 1.0, 50: 5.0}
@@ -38,10 +40,10 @@ def test_more_experts_cost_more_and_share_the_price_of_the_trunk() -> None:
         return seconds_of_job(Job(EXPERTS[label], 0), set(), growth)
 
     ten, fifty = seconds("fully-balanced, K=10", GROWTH), seconds("fully-balanced, K=50", GROWTH)
-    assert ten == Job(EXPERTS["fully-balanced, K=10"], 0).seconds()
+    assert ten == Job(EXPERTS["fully-balanced, K=10"], 0).seconds_of_training()
     assert ten < fifty < 5 * ten
     assert seconds("fully-balanced, K=50", {}) == ten, "nothing is known of the growth"
-    assert seconds("base", GROWTH) == Job(EXPERTS["base"], 0).seconds()
+    assert seconds("base", GROWTH) == Job(EXPERTS["base"], 0).seconds_of_training()
 
 
 def test_a_shared_stage_is_paid_for_once() -> None:
@@ -54,6 +56,35 @@ def test_a_shared_stage_is_paid_for_once() -> None:
     networks = {stage: {"accuracy": 0.5, "parameters": 1, "seconds": 1.0} for stage in stage_keys(one.config)}
     done = {"config": json.loads(json.dumps(to_json(one.config))), "networks": networks}
     assert left_of([one], 1, [done], GROWTH) == Left(0.0, unknown=False)
+
+
+def test_estimates_are_those_of_the_measured_steps() -> None:
+    """Steps of an epoch, and some time to test."""
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200" / "steps-by-network.json"
+    measured = [each for each in json.loads(file.read_text())["steps"] if each["precision"] == "bf16"]
+    found = set()
+    for each in measured:
+        if each["network"] == "loop":
+            continue
+        config = default_run(each["architecture"], "cifar100")
+        stage = "experts" if each["experts"] else "base"
+        steps = 50_000 // each["batch"] * each["milliseconds"] / 1000
+        assert steps < seconds_of(config, stage, 1) < 1.1 * steps, each
+        found.add((each["architecture"], stage))
+    assert {("wrn-28-10", "base"), ("wrn-28-10", "experts"), ("resnet18-cifar", "base")} <= found
+
+
+def test_a_network_without_a_time_of_its_own_is_priced_by_its_multiplications() -> None:
+    def seconds(architecture: str, *settings: str, stage: str = "experts") -> float:
+        return seconds_of(with_settings(default_run(architecture, "cifar100"), settings), stage, 1)
+
+    base = seconds("wrn-28-10", stage="base")
+    narrow, wide = (seconds("wrn-28-10", f"adapt.branch_width={width}") for width in (0.25, 0.5))
+    assert wide - base == pytest.approx(2 * (narrow - base), rel=0.02), "two convolutions, half as wide"
+    assert seconds("wrn-28-10", "adapt.branch_width=0.5", "specialties.count=5") == pytest.approx(narrow, rel=0.01)
+    assert seconds("wrn-28-10", "data.hold_out=0.1", stage="base") == pytest.approx(0.9 * base)
+    larger = seconds("resnet56-c100-deeper", stage="base") / seconds("resnet56-c100", stage="base")
+    assert larger == pytest.approx(1.38, abs=0.01), "as the experts multiply"
 
 
 def test_what_nobody_has_measured_is_not_known() -> None:

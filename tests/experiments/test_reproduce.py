@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from nofe.config import RunConfig, to_json, with_settings
 from nofe.errors import UserError
 from nofe.experiments import measures
 from nofe.experiments import reproduce as reproduction
+from nofe.experiments.estimates import SECONDS_TO_BEGIN, seconds_of
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of_experiment
 from nofe.experiments.page import cells, overview, table_in_words
@@ -27,6 +29,8 @@ from nofe.experiments.reproduce import (
     require_images,
     run_job,
     time_inference,
+    trained_in,
+    with_progress,
 )
 from nofe.experiments.results import results_in
 from nofe.experiments.tables import (
@@ -41,10 +45,12 @@ from nofe.experiments.tables import (
     on_data,
     tables_named,
 )
+from nofe.generalist import stops
 from nofe.pipeline import train
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
 from nofe.runs import Run
+from nofe.side_by_side import Outcome
 from nofe.specialties.wordnet import hypernyms
 from nofe.training.runtime import Runtime, make_runtime
 
@@ -244,6 +250,95 @@ def test_base_and_experts_of_today_have_one_recipe() -> None:
         assert {name: experts[name] for name in of_base} | {"epochs": 0} == of_base, label
         assert config.data.hold_out == 0
     assert all(row.experiment.config.data.hold_out == 0.1 for row in TABLES["today-search"].rows)
+
+
+def test_base_and_experts_of_today_have_the_same_time_and_no_run_more_than_ten_minutes() -> None:
+    """With what it takes to begin, twice that for a network that nothing is compiled of, and 40 seconds to spare."""
+    for name, base_of in (("today", {"resnet18-cifar": 200, "wrn-28-10": 100}), ("today-search", {"wrn-28-10": 25})):
+        rows = [Job(row.experiment, 0) for row in TABLES[name].rows]
+        bases = {(job.config.architecture, job.config.base.paper.epochs) for job in rows if job.config.until == "base"}
+        assert bases == set(base_of.items())
+        time_of_base = {
+            job.config.architecture: job.seconds_of_training() for job in rows if job.config.until == "base"
+        }
+        for job in rows:
+            assert job.seconds_of_training() == pytest.approx(time_of_base[job.config.architecture], rel=0.03), job.name
+            assert job.seconds_of_training() + 2 * SECONDS_TO_BEGIN + 40 < 600, job.name
+
+
+def test_the_specialties_of_today_settle_however_short_the_generalist() -> None:
+    for row in (*TABLES["today"].rows, *TABLES["today-search"].rows):
+        config = row.experiment.config
+        if config.until == "experts":
+            stages = stops(config.generalist, 390, after=0, updates=True)
+            assert sum(stop.update > 0 for stop in stages) >= 9, row.label
+
+
+def test_what_folders_of_runs_have_is_not_planned_for_again(workshop: Workshop) -> None:
+    """Of its own run every epoch, of others the stages that are complete."""
+    retrieval = experiments_by_name()["resnet56-c100-fully-balanced-k10-77-epochs-retrieval"]
+    scratch = experiments_by_name()["resnet56-c100-fully-balanced-k10-scratch"]
+    whole = Job(retrieval, 0)
+    run = Run(workshop.runs / whole.name)
+    run.path.mkdir(parents=True)
+    run.write_json(runs.CONFIG, to_json(whole.config))
+    for epoch in range(1, 13):
+        run.append_metrics({"stage": "generalist", "step": 390 * epoch, "epoch": epoch})
+    for epoch in range(1, 41):
+        run.append_metrics({"stage": "base", "step": 390 * epoch, "epoch": epoch})
+    (workshop.runs / "no-run").mkdir()
+    keys = stage_keys(whole.config)
+    assert trained_in(workshop.runs) == {keys["generalist"]}
+    [going_on] = with_progress([whole], workshop.runs)
+    assert going_on == whole
+    a_base, a_generalist = (seconds_of(whole.config, stage, 1) for stage in ("base", "generalist"))
+    saved = whole.seconds() - going_on.seconds(trained_in(workshop.runs))
+    assert saved == pytest.approx(40 * a_base + 12 * a_generalist)
+    [other] = with_progress([Job(scratch, 0)], workshop.runs)
+    assert other.seconds() - other.seconds(trained_in(workshop.runs)) == pytest.approx(12 * a_generalist)
+
+
+def test_minutes_are_those_of_the_whole_command(
+    shades: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Choosing kernels, which is done before, is part of them."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(reproduction, "_choose_kernels", lambda *_: time.sleep(0.6))
+    monkeypatch.setattr(reproduction, "run_side_by_side", lambda jobs, work, **more: asked.update(more) or Outcome())
+    jobs = missing([experiment(shades, "good", "until=specialties")], 2, [])
+    reproduce(jobs, workshop, side_by_side=2, minutes=9, gone_in=20)
+    assert asked["minutes"] == pytest.approx(9 - 0.01, abs=0.005)
+    assert asked["gone_in"] == pytest.approx(20 - 0.01, abs=0.005)
+
+
+def test_timing_ends_soon_after_the_minutes(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has ten minutes for a command does not lose it to what is measured at its end."""
+    patience: list[float] = []
+    monkeypatch.setattr(reproduction, "_apart", lambda seconds, *_: bool(patience.append(seconds)) or True)
+    monkeypatch.setattr(reproduction, "run_side_by_side", lambda *_, **__: Outcome())
+    jobs = [Job(experiments_by_name()["nin-c100-hd-cnn"], 0)]
+    reproduce(jobs, workshop, side_by_side=1, minutes=9)
+    reproduce(jobs, workshop, side_by_side=1)
+    assert patience == [60.0, 300.0]
+
+
+def test_a_run_alone_chooses_its_kernels_itself(
+    shades: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process before it, and nothing measured for a run that there is no time for."""
+    found: dict[Any, str] = {}
+    monkeypatch.setattr(reproduction, "_choose_kernels", lambda *_: found.update(beside="before"))
+
+    def note(jobs: Any, work: Any, **more: Any) -> Outcome:
+        found[more["at_once"]] = work.keywords["workshop"].kernels
+        return Outcome()
+
+    monkeypatch.setattr(reproduction, "run_side_by_side", note)
+    jobs = missing([experiment(shades, "good", "until=specialties")], 2, [])
+    reproduce(jobs, workshop, side_by_side=1)
+    assert found == {1: "measure"}
+    reproduce(jobs, workshop, side_by_side=2)
+    assert found == {1: "measure", "beside": "before", 2: "known"}
 
 
 def test_no_time_starts_nothing(shades: Path, workshop: Workshop) -> None:

@@ -113,6 +113,9 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="List every table and figure: rows, cost, state.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     minutes: Minutes = None,
+    gone_in: Annotated[
+        float | None, typer.Option(help="The machine is gone after these minutes: begin what may end by then.")
+    ] = None,
     side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = 8,
     data_root: Annotated[Path, typer.Option(help="Folder that holds CIFAR-100, or to download it to.")] = Path("data"),
     work: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
@@ -160,7 +163,9 @@ def reproduce(
     ]
     print(f"{len(jobs)} runs are missing")
     workshop = Workshop(work, folder, data_root, device, compile_)
-    outcome = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes) if jobs else None
+    outcome = None
+    if jobs:
+        outcome = run_all(jobs, workshop, side_by_side=side_by_side, minutes=minutes, gone_in=gone_in)
     found = results_in(folder)
     for table in chosen:
         print(f"\n{page.table_in_words(table, found)}")

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nofe.experiments.estimates import epochs_of
 from nofe.experiments.index import Index, Measured
-from nofe.experiments.reproduce import epochs_of
 from nofe.experiments.tables import (
     ALEXNET,
     ARGMAX,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nofe.config import RunConfig
-from nofe.experiments.reproduce import Job, epochs_of, keys_with_results, seconds_of
+from nofe.experiments.estimates import epochs_of, seconds_of
+from nofe.experiments.reproduce import Job, keys_with_results
 from nofe.experiments.tables import Experiment
 from nofe.reuse import stage_keys
 
@@ -150,7 +151,7 @@ def left_of(
 
 def seconds_of_job(job: Job, paid: set[str], growth: Growth) -> float:
     """By the number of its experts, where their branches have the width that was measured."""
-    seconds = job.seconds(paid)
+    seconds = job.seconds_of_training(paid)
     config = job.config
     keys = {} if job.experiment.hdcnn else stage_keys(config)
     if "experts" not in keys or keys["experts"] in paid or config.adapt.branch_width != 1 or not growth:

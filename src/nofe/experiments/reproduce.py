@@ -5,40 +5,32 @@ A run's result is one file in `results/`, written when it is complete; an interr
 
 import math
 import multiprocessing
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nofe import config as configuration
 from nofe import runs
+from nofe.architectures import architecture_named
 from nofe.config import RunConfig
-from nofe.errors import UserError
+from nofe.errors import NofeError, UserError
+from nofe.experiments.estimates import HDCNN_SECONDS, SECONDS_TO_BEGIN, epochs_of, seconds_of
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.results import add_to_result, file_hdcnn, file_result, results_in
 from nofe.experiments.tables import Experiment, experiments_by_name
+from nofe.files import expand_home
 from nofe.reuse import stage_keys
 from nofe.runs import Run
-from nofe.side_by_side import Outcome, run_side_by_side
-from nofe.stages import recipe_of_stage
+from nofe.side_by_side import SECONDS_TO_STOP, Outcome, run_side_by_side
 
-# Seconds an epoch of 50,000 images, base and experts with K=10, of a run alone on an H200, to plan by: steps of
-# benchmarks/results/nvidia-h200/steps-by-network.json, compiled and captured, and a tenth of a second to test. That of
-# AlexNet-Quick-C100 is taken for AlexNet-C100's.
-SECONDS_AN_EPOCH = {
-    "alexnet-c100": (0.30, 0.35),
-    "alexnet-quick-c100": (0.30, 0.35),
-    "vgg11-c100": (0.43, 0.59),  # this and the next in bf16: vgg11-c100-train.json, nin-c100-train.json
-    "nin-c100": (0.48, 0.65),
-    "resnet56-c100": (2.55, 2.95),
-    "resnet18-cifar": (1.0, 1.3),  # that of the experts, here and below, by their multiplications
-    "wrn-28-10": (4.35, 5.4),
-}
-HDCNN_SECONDS = 300.0  # without its base: 66 epochs of NIN-C100, 180 of a tenth, 40 of all components, an estimate
 SECONDS_WORTH_MEASURING = 100.0  # of a run: finding out which kernels suit its experts takes some seconds
 SECONDS_TO_MEASURE = 120.0  # at most
-SECONDS_TO_TIME = 300.0  # the inference of finished runs, at most
+SECONDS_TO_TIME = 300.0  # the inference of finished runs, at most; where time is short, what runs have to stop in
 TIMED = "inference"  # the measure that is a time: of runs that are done, with the device for itself
 
 
@@ -48,6 +40,7 @@ class Job:
 
     experiment: Experiment
     seed: int
+    behind: Mapping[str, int] = field(default_factory=dict, compare=False)  # epochs of each stage, before it goes on
 
     @property
     def name(self) -> str:
@@ -75,9 +68,17 @@ class Job:
 
     def seconds(self, trained: Iterable[str] = ()) -> float:
         """What is left of it is likely to take, alone on an H200, when the stages of these keys are there."""
+        return SECONDS_TO_BEGIN + self.seconds_of_training(trained)
+
+    def seconds_of_training(self, trained: Iterable[str] = ()) -> float:
+        """Its epochs, without what it takes to begin."""
         trained = set(trained)
         epochs, keys = epochs_of(self.config), stage_keys(self.config)
-        of_run = sum(seconds_of(self.config, stage, epochs[stage]) for stage in epochs if keys[stage] not in trained)
+        of_run = sum(
+            seconds_of(self.config, stage, epochs[stage] - self.behind.get(stage, 0))
+            for stage in epochs
+            if keys[stage] not in trained
+        )
         return of_run + (HDCNN_SECONDS if self.experiment.hdcnn and not self.keys() <= trained else 0.0)
 
 
@@ -90,19 +91,34 @@ class Workshop:
     data_root: Path
     device: str = "auto"
     compile: bool | None = None
+    kernels: str = "known"  # of the experts: where others would disturb it, they are measured before
 
 
-def epochs_of(config: RunConfig) -> dict[str, int]:
-    return {stage: recipe.epochs for stage, recipe in recipe_of_stage(config).items()}
+def with_progress(jobs: Iterable[Job], runs_of: Path) -> list[Job]:
+    """The jobs, knowing how many epochs their folders have of each stage."""
+    return [replace(job, behind=_epochs_in(Run(runs_of / job.name))) for job in jobs]
 
 
-def seconds_of(config: RunConfig, stage: str, epochs: int) -> float:
-    name = next((name for name in SECONDS_AN_EPOCH if config.architecture.startswith(name)), None)
-    if name is None:
-        return math.inf  # nobody has measured it
-    base, experts = SECONDS_AN_EPOCH[name]
-    larger = config.architecture != name  # a base of the experts' size
-    return epochs * (experts if larger or stage == "experts" else base)
+def trained_in(runs_of: Path) -> set[str]:
+    """The keys of the stages that folders of runs have to the last epoch: other runs take them from there."""
+    found: set[str] = set()
+    for folder in sorted(runs_of.glob("*")):
+        try:
+            config = configuration.from_json(Run(folder).read_config())
+        except NofeError:
+            continue  # an HD-CNN, or of another version
+        epochs, keys = epochs_of(config), stage_keys(config)
+        behind = _epochs_in(Run(folder))
+        found |= {keys[stage] for stage in epochs if behind.get(stage, 0) >= epochs[stage]}
+    return found
+
+
+def _epochs_in(run: Run) -> dict[str, int]:
+    epochs: dict[str, int] = {}
+    for line in run.metrics():
+        if "epoch" in line:
+            epochs[line["stage"]] = max(epochs.get(line["stage"], 0), line["epoch"])
+    return epochs
 
 
 def keys_with_results(results: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -115,10 +131,16 @@ def keys_with_results(results: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def missing(experiments: Iterable[Experiment], seeds: int, results: Sequence[Mapping[str, Any]]) -> list[Job]:
-    """Runs with a stage that no result file has, cheapest first."""
+    """Runs with a stage that no result file has, cheapest first; at about the same price, as the tables have them."""
     there = keys_with_results(results)
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
-    return sorted((job for job in jobs if not job.done(there, results)), key=lambda job: job.seconds())
+    return sorted((job for job in jobs if not job.done(there, results)), key=_minutes)
+
+
+def _minutes(job: Job) -> float:
+    """Whole ones."""
+    seconds = job.seconds()
+    return round(seconds / 60) if math.isfinite(seconds) else seconds
 
 
 def reproduce(
@@ -127,16 +149,30 @@ def reproduce(
     *,
     side_by_side: int,
     minutes: float | None = None,
+    gone_in: float | None = None,
     say: Callable[[str], None] = print,
 ) -> Outcome:
-    """Run the jobs, `side_by_side` at a time, and file each result."""
+    """Run the jobs, `side_by_side` at a time, and file each result. `gone_in`: as in run_side_by_side."""
+    began = time.monotonic()
     require_images(jobs)
-    _choose_kernels(jobs, workshop)
-    work = partial(run_job, workshop=workshop)
-    outcome = run_side_by_side(jobs, work, at_once=side_by_side, minutes=minutes, say=say)
+    if side_by_side > 1:
+        _choose_kernels(jobs, workshop)
+    else:
+        workshop = replace(workshop, kernels="measure")  # each run its own: nothing disturbs it
+    spent = (time.monotonic() - began) / 60
+    outcome = run_side_by_side(
+        with_progress(jobs, workshop.runs),
+        partial(run_job, workshop=workshop),
+        at_once=side_by_side,
+        minutes=None if minutes is None else minutes - spent,
+        gone_in=None if gone_in is None else gone_in - spent,
+        trained=trained_in(workshop.runs),
+        say=say,
+    )
     unfinished = {*outcome.failed, *outcome.stopped, *outcome.not_begun}
     finished = [job for job in jobs if TIMED in job.experiment.measures and job.name not in unfinished]
-    if finished and not _apart(SECONDS_TO_TIME, time_inference, finished, workshop):
+    patience = SECONDS_TO_TIME if minutes is None and gone_in is None else SECONDS_TO_STOP
+    if finished and not _apart(patience, time_inference, finished, workshop):
         say(f"{finished[0].name}: its inference could not be timed; run the command again to try")
     return outcome
 
@@ -145,7 +181,7 @@ def require_images(jobs: Sequence[Job]) -> None:
     """That folders and shards are there, before processes are started for each to find that they are not."""
     for name in {job.config.data.name for job in jobs if _is_on_disk(job.config)}:
         path = name.partition(":")[2]
-        if not Path(path).expanduser().exists():
+        if not expand_home(path).exists():
             wanted_by = sum(job.config.data.name == name for job in jobs)
             raise UserError(
                 f"{path}: no such folder, and {wanted_by} runs want it; say where ImageNet lies with --dataset "
@@ -169,7 +205,7 @@ def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
     for job in jobs:
         config = job.config
         has_experts = config.until == "experts" and not job.experiment.hdcnn
-        if has_experts and SECONDS_WORTH_MEASURING <= job.seconds() < math.inf:
+        if has_experts and SECONDS_WORTH_MEASURING <= job.seconds_of_training() < math.inf:
             long_ones[config.architecture, config.adapt, config.specialties.count, config.precision] = config
     if not long_ones or workshop.device == "cpu":
         return
@@ -198,15 +234,12 @@ def run_job(job: Job, workshop: Workshop) -> Path:
     """Train the run, or what is missing of it, and file its result."""
     import gc
 
-    import torch
-
     from nofe.experiments.hdcnn import HDCNNConfig, train_hdcnn
     from nofe.experiments.measures import MEASURES
     from nofe.pipeline import train
     from nofe.training.runtime import make_runtime
 
-    # Kernels are not measured here: the other runs would disturb it.
-    runtime = make_runtime(workshop.device, compile=workshop.compile, kernels="known", checkpoint_seconds=60)
+    runtime = make_runtime(workshop.device, compile=workshop.compile, kernels=workshop.kernels, checkpoint_seconds=None)
     if runtime.compile is None:
         runtime.compile = runtime.device.type == "cuda"  # kept on disk, and shared by all runs of a network
     out = workshop.runs / job.name
@@ -272,7 +305,6 @@ _DATASETS: dict[str, Any] = {}
 
 def _dataset(config: RunConfig) -> Any:
     """Read once in each process. None for images on disk: the run reads them, which knows what is too much to keep."""
-    from nofe.architectures import architecture_named
     from nofe.run_images import read_dataset
 
     if _is_on_disk(config):
