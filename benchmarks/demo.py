@@ -3,7 +3,8 @@
     python benchmarks/demo.py 056ffae --turns 3
 
 runs a plain `nofe train` of both commits, each from a checkout of its own and with an empty cache, and writes the
-seconds of every epoch and of the whole process to benchmarks/results/<device>/demo.json. Let nothing else run meanwhile.
+seconds of every epoch and of the whole process to benchmarks/results/<device>/demo.json. Let nothing else run
+meanwhile.
 """
 
 import argparse

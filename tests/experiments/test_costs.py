@@ -10,7 +10,8 @@ from nofe.config import to_json, with_settings
 from nofe.experiments.costs import COMPILED, Left, cost_of, grown, growth_in, left_of, seconds_of_job, steps_in
 from nofe.experiments.estimates import seconds_of
 from nofe.experiments.reproduce import Job
-from nofe.experiments.tables import TABLES, Experiment
+from nofe.experiments.table import Experiment
+from nofe.experiments.tables import TABLES
 from nofe.recipes import default_run
 from nofe.reuse import stage_keys
 

@@ -18,9 +18,11 @@ from nofe.errors import UserError
 from nofe.experiments import measures
 from nofe.experiments import reproduce as reproduction
 from nofe.experiments.estimates import SECONDS_TO_BEGIN, seconds_of
+from nofe.experiments.imagenet_tables import on_data
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of_experiment
 from nofe.experiments.page import cells, overview, table_in_words
+from nofe.experiments.paper_tables import KS, PAPER_TABLE_3
 from nofe.experiments.reproduce import (
     Job,
     Workshop,
@@ -33,18 +35,8 @@ from nofe.experiments.reproduce import (
     with_progress,
 )
 from nofe.experiments.results import results_in
-from nofe.experiments.tables import (
-    KS,
-    PAPER_TABLE_3,
-    TABLES,
-    Experiment,
-    Row,
-    Table,
-    experiments_by_name,
-    experiments_of,
-    on_data,
-    tables_named,
-)
+from nofe.experiments.table import Experiment, Row, Table
+from nofe.experiments.tables import TABLES, experiments_by_name, experiments_of, tables_named
 from nofe.generalist import stops
 from nofe.pipeline import train
 from nofe.recipes import default_run

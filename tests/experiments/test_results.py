@@ -19,10 +19,12 @@ from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.markdown import results_page
 from nofe.experiments.page import table_in_words
+from nofe.experiments.paper_tables import PAPER_TABLE_3, label_as_long
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import BEGIN, END, comparison_table, with_table
 from nofe.experiments.results import file_result, read_results
-from nofe.experiments.tables import PAPER_TABLE_3, TABLES, Row, base_of_same_recipe, label_as_long, row_of
+from nofe.experiments.table import Row
+from nofe.experiments.tables import TABLES, base_of_same_recipe, row_of
 from nofe.pipeline import train
 from nofe.report.digest import digest_in
 from nofe.report.speed import speed_page

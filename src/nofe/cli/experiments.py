@@ -136,10 +136,11 @@ def reproduce(
     from nofe.errors import UserError
     from nofe.experiments import page
     from nofe.experiments.costs import growth_in
+    from nofe.experiments.imagenet_tables import on_data
     from nofe.experiments.reproduce import Workshop, missing
     from nofe.experiments.reproduce import reproduce as run_all
     from nofe.experiments.results import results_in
-    from nofe.experiments.tables import TABLES, experiments_of, on_data, tables_named
+    from nofe.experiments.tables import TABLES, experiments_of, tables_named
 
     if list_:
         listed = tables_named(tables) if tables else list(TABLES.values())

@@ -6,17 +6,8 @@ from dataclasses import dataclass
 
 from nofe.experiments.estimates import epochs_of
 from nofe.experiments.index import Index, Measured
-from nofe.experiments.tables import (
-    ALEXNET,
-    ARGMAX,
-    KS,
-    PAPER_TABLE_3,
-    RESNET,
-    UNEVEN,
-    base_of_same_recipe,
-    label_as_long,
-    row_of,
-)
+from nofe.experiments.paper_tables import ALEXNET, ARGMAX, KS, PAPER_TABLE_3, RESNET, UNEVEN, label_as_long
+from nofe.experiments.tables import base_of_same_recipe, row_of
 
 SPECTRAL = "spectral clustering of the base's confusion"
 PAPER_RULES = ("fully-balanced", "elasso")

@@ -10,7 +10,7 @@ from typing import Any
 from nofe.config import RunConfig
 from nofe.experiments.estimates import epochs_of, seconds_of
 from nofe.experiments.reproduce import Job, keys_with_results
-from nofe.experiments.tables import Experiment
+from nofe.experiments.table import Experiment
 from nofe.reuse import stage_keys
 
 PLANNED_EXPERTS = 10  # K of the times that `reproduce` plans by

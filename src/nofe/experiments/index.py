@@ -8,7 +8,8 @@ from typing import Any
 
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.reproduce import Job
-from nofe.experiments.tables import TABLES, Experiment, Row
+from nofe.experiments.table import Experiment, Row
+from nofe.experiments.tables import TABLES
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from nofe import config as configuration
 from nofe.config import RunConfig
 from nofe.errors import UserError
-from nofe.experiments.tables import Experiment
+from nofe.experiments.table import Experiment
 from nofe.reuse import digest, stage_keys
 
 

@@ -10,23 +10,16 @@ from nofe.config import to_json
 from nofe.experiments.claims import FEWEST_RUNS
 from nofe.experiments.claims_page import claims_section
 from nofe.experiments.costs import Growth, Step, cost_of, growth_in, left_of, steps_in
+from nofe.experiments.imagenet_tables import IMAGENET_FIGURE_3
 from nofe.experiments.index import Index, Measured
 from nofe.experiments.other_runs import others_section, recipe_in_words
 from nofe.experiments.page import RETRIEVAL_HEAD, cells, mean_and_deviation, retrieval_cells
+from nofe.experiments.paper_tables import FIGURE_3, HDCNN, PAPER_TABLE_3, RETRIEVAL, TABLE_1
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import comparison_table
 from nofe.experiments.reproduce import Job, keys_with_results
-from nofe.experiments.tables import (
-    FIGURE_3,
-    HDCNN,
-    IMAGENET_FIGURE_3,
-    PAPER_TABLE_3,
-    RETRIEVAL,
-    TABLE_1,
-    TABLES,
-    Table,
-    row_of,
-)
+from nofe.experiments.table import Table
+from nofe.experiments.tables import TABLES, row_of
 from nofe.report.text import listed, span_in_words
 
 Result = Mapping[str, Any]

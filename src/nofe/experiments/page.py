@@ -6,8 +6,10 @@ from typing import Any
 
 from nofe.experiments.costs import Growth, left_of
 from nofe.experiments.index import Index, Measured
+from nofe.experiments.paper_tables import RETRIEVAL
 from nofe.experiments.reproduce import Job, keys_with_results
-from nofe.experiments.tables import RETRIEVAL, TABLES, Experiment, Row, Table, experiments_of, tables_named
+from nofe.experiments.table import Experiment, Row, Table
+from nofe.experiments.tables import TABLES, experiments_of, tables_named
 from nofe.report.text import table as text_table
 
 

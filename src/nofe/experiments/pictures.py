@@ -7,19 +7,10 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from nofe.experiments.imagenet_tables import IMAGENET_FIGURE_3
 from nofe.experiments.index import Index
-from nofe.experiments.tables import (
-    FIGURE_3,
-    IMAGENET_FIGURE_3,
-    KS,
-    PAPER_BASE,
-    PAPER_TABLE_1,
-    RETRIEVAL,
-    SIZES,
-    TABLE_1,
-    Row,
-    Table,
-)
+from nofe.experiments.paper_tables import FIGURE_3, KS, PAPER_BASE, PAPER_TABLE_1, RETRIEVAL, SIZES, TABLE_1
+from nofe.experiments.table import Row, Table
 from nofe.report.figures import INK, WIDTH, new_figure, png_of
 
 if TYPE_CHECKING:

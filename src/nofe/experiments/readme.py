@@ -4,7 +4,8 @@ import statistics
 
 from nofe.experiments.index import Index
 from nofe.experiments.page import mean_and_deviation
-from nofe.experiments.tables import PAPER_TABLE_3, base_of_same_recipe, label_as_long, row_of
+from nofe.experiments.paper_tables import PAPER_TABLE_3, label_as_long
+from nofe.experiments.tables import base_of_same_recipe, row_of
 
 BEGIN, END = "<!-- made by nofe results -->", "<!-- end -->"
 NAMES = {

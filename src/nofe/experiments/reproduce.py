@@ -22,7 +22,8 @@ from nofe.errors import NofeError, UserError
 from nofe.experiments.estimates import HDCNN_SECONDS, SECONDS_TO_BEGIN, epochs_of, seconds_of
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.results import add_to_result, file_hdcnn, file_result, results_in
-from nofe.experiments.tables import Experiment, experiments_by_name
+from nofe.experiments.table import Experiment
+from nofe.experiments.tables import experiments_by_name
 from nofe.files import expand_home
 from nofe.reuse import stage_keys
 from nofe.runs import Run
