@@ -19,6 +19,7 @@ from conftest import small_dataset, small_run
 from nofe import config as configuration
 from nofe import pipeline
 from nofe.ahead import PARTS, CompilingAhead, Order, _draws, compile_experts
+from nofe.frozen import PIXELS_WORTH_MEASURING
 from nofe.training.runtime import STEPS_WORTH_COMPILING, Runtime, make_runtime
 
 SETTINGS = ("base.by=none", "generalist.epochs=1", "experts.epochs=2", "specialties.count=3")
@@ -52,7 +53,7 @@ def test_the_stage_finds_all_that_it_compiles(
     kernels: str, graphs: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOFE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nofe.frozen.IMAGES_WORTH_MEASURING", 1)
+    monkeypatch.setitem(PIXELS_WORTH_MEASURING, "cpu", 1)
     config = small_run(*SETTINGS)
     for part in PARTS:
         torch._dynamo.reset()

@@ -16,10 +16,9 @@ from nofe.architectures.packing import freeze, pack_convolutions
 from nofe.training.launch import compile_blocks, launcher
 from nofe.training.runtime import Runtime
 
-# What an evaluation must have before it pays to find out which kernels are fastest: that takes seconds, and on a GPU
-# saves some hundredths of one for 10,000 small images.
-IMAGES_WORTH_MEASURING = 1_000  # on a processor
-PIXELS_WORTH_MEASURING = 200_000_000  # on a GPU
+# What an evaluation must have before it pays to find out which kernels are fastest: that takes a second or more, and
+# on a GPU saves some hundredths of one for 10,000 small images.
+PIXELS_WORTH_MEASURING = {"cpu": 5_000_000, "gpu": 200_000_000}
 _frozen: "WeakKeyDictionary[nn.Module, FrozenNetwork]" = WeakKeyDictionary()
 
 
@@ -39,9 +38,7 @@ def images_at_once(runtime: Runtime) -> int:
 
 
 def is_worth_measuring(runtime: Runtime, images: int, crop: int) -> bool:
-    if runtime.device.type == "cpu":
-        return images >= IMAGES_WORTH_MEASURING
-    return images * crop**2 >= PIXELS_WORTH_MEASURING
+    return images * crop**2 >= PIXELS_WORTH_MEASURING["cpu" if runtime.device.type == "cpu" else "gpu"]
 
 
 class FrozenNetwork:

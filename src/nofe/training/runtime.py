@@ -25,6 +25,7 @@ from nofe.data.folder import physical_memory
 from nofe.data.workers import cores
 from nofe.errors import UserError
 from nofe.signals import on_signals_to_end
+from nofe.training.memory import keep_freed_memory
 from nofe.training.names import DEVICES, KERNELS, PRECISIONS
 from nofe.training.ranks import Launch, Ranks, joined_ranks
 
@@ -154,6 +155,8 @@ def make_runtime(
         chosen = torch.device("cuda", chosen.index or 0)
         torch.cuda.set_device(chosen)  # where streams and captured graphs are made; it wants a number
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
+    if chosen.type == "cpu":
+        keep_freed_memory()
     runtime = Runtime(
         chosen,
         compile=compile,

@@ -1,0 +1,38 @@
+"""Steps on a CPU find the memory of the step before."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource
+import sys
+import torch
+
+from nofe.training.runtime import make_runtime
+
+if sys.argv[1] == "kept":
+    make_runtime("cpu")
+
+def step():
+    maps = [torch.ones(10 * 2**20) for _ in range(3)]  # 40 MB each, which glibc returns to the system as it is freed
+
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGES = 5 * 3 * 40 * 2**20 // 4096  # of all that the five steps write to
+
+
+def pages_cleared(how: str) -> int:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, timeout=120, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the allocator of other systems is not told")
+def test_memory_that_a_step_frees_is_there_for_the_next() -> None:
+    assert pages_cleared("kept") < PAGES / 10
+    assert pages_cleared("returned") > PAGES / 10, "of large pages there are fewer"
