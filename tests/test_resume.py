@@ -269,6 +269,8 @@ def test_a_resumed_run_repeats_the_kernels_it_began_with(tmp_path: Path, monkeyp
     """Whatever would be chosen by now: other kernels round differently."""
     from nofe.experts import kernels
 
+    monkeypatch.setattr("nofe.compiling.STEPS_WORTH_MEASURING", 0)
+
     def always(which: int) -> None:
         monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[which % len(steps)])
         monkeypatch.setenv("NOFE_CACHE", str(tmp_path / f"cache {which}"))
@@ -285,11 +287,23 @@ def test_a_resumed_run_repeats_the_kernels_it_began_with(tmp_path: Path, monkeyp
     assert Run(tmp_path / "other").read_json(runs.KERNELS) != begun_with
 
 
-def test_a_complete_run_without_its_kernels_is_complete(uninterrupted: Path, tmp_path: Path) -> None:
-    import shutil
-
-    shutil.copytree(uninterrupted, tmp_path / "run")
+def test_a_complete_run_without_its_kernels_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nofe.compiling.STEPS_WORTH_MEASURING", 0)
+    train(small_run(), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
+    before = finals(tmp_path / "run")
     (tmp_path / "run" / runs.KERNELS).unlink()
     train(small_run(), tmp_path / "run", resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
     assert Run(tmp_path / "run").damaged() == []
+    assert finals(tmp_path / "run") == before
+
+
+def test_a_short_training_measures_no_kernels_and_repeats_itself(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever others were found to be fastest here: the demo is to give the same figures every time."""
+    from nofe.experts import kernels
+
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: pytest.fail("measured"))
+    train(small_run(), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert not Run(tmp_path / "run").has(runs.KERNELS)
     assert finals(tmp_path / "run") == finals(uninterrupted)

@@ -1,6 +1,7 @@
 """What of a run is compiled and when, and by which kernels its experts run."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,10 @@ from nofe.experts.network import NetworkOfExperts
 from nofe.stages import base_recipes
 from nofe.task import Task
 from nofe.training.runtime import STEPS_WORTH_COMPILING
+
+# Of the experts, before it pays to find out which kernels are fastest: that takes seconds. A shorter training, such as
+# the demo, is also to give the same figures every time.
+STEPS_WORTH_MEASURING = 1_000
 
 
 def experts_compiled_ahead(task: Task) -> AbstractContextManager[CompilingAhead | None]:
@@ -36,12 +41,15 @@ def choose_kernels(task: Task, network: NetworkOfExperts) -> None:
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     noted = task.run.read_json(runs.KERNELS) if task.run.has(runs.KERNELS) else {"device": None, "choices": {}}
     known = noted["choices"] if noted["device"] == device.type else {}
-    ranks = task.runtime.ranks
-    batch = min(recipe.batch, len(task.train)) // ranks.count
-    shape = (batch, 3, recipe.augmentation.crop, recipe.augmentation.crop)
+    runtime, ranks = task.runtime, task.runtime.ranks
+    batch = min(recipe.batch, len(task.train))
+    steps = recipe.epochs * (len(task.train) // batch)
+    if runtime.kernels == "measure" and steps < STEPS_WORTH_MEASURING and not known:
+        runtime = replace(runtime, kernels="together")
+    shape = (batch // ranks.count, 3, recipe.augmentation.crop, recipe.augmentation.crop)
     # All ranks must hold the same parameters: the first one measures.
-    chosen = ranks.first(lambda: network.choose_kernels(shape, task.runtime, training=True, known=known))
+    chosen = ranks.first(lambda: network.choose_kernels(shape, runtime, training=True, known=known))
     if ranks.rank:
-        network.choose_kernels(shape, task.runtime, training=True, known=chosen, may_measure=False)
+        network.choose_kernels(shape, runtime, training=True, known=chosen, may_measure=False)
     if chosen and chosen != known:
         task.run.write_json(runs.KERNELS, {"device": device.type, "choices": chosen})

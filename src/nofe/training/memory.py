@@ -12,8 +12,8 @@ def keep_freed_memory() -> None:
     """Let the C library keep what is freed, for the next step to take.
 
     By default it returns the larger tensors of a step to the system as they are freed and asks for them again in the
-    next one, and the system clears every page anew: a fifth of a training step of the demo's base. Where there is no
-    glibc nothing happens.
+    next one, and the system clears every page anew: an eighth of a training step of the demo's base (decision 21).
+    Where there is no glibc nothing happens.
     """
     if not sys.platform.startswith("linux"):
         return
