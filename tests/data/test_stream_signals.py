@@ -79,10 +79,12 @@ def test_a_signal_while_images_are_read_ends_it_at_once(
 
 
 def test_reading_alone_leaves_signals_to_the_program(shades: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler notes the signal and raises nothing: Python drops what is raised inside a weak reference's callback."""
     signal_with_the_first_image(signal.SIGINT, monkeypatch)
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background has it ignored
+    handled: list[int] = []
+    usual = signal.signal(signal.SIGINT, lambda number, _: handled.append(number))
     try:
-        with pytest.raises(KeyboardInterrupt):
-            open_dataset(f"folder:{shades}", root=shades, image_size=8)
+        open_dataset(f"folder:{shades}", root=shades, image_size=8)
     finally:
         signal.signal(signal.SIGINT, usual)
+    assert handled == [signal.SIGINT]
