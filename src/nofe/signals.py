@@ -38,8 +38,16 @@ def ending_at_once(what: str) -> Iterator[None]:
         yield
         return
 
+    came: list[int] = []
+
     def end(number: int) -> None:
-        raise Interrupted(f"{what}: stopped by signal {number}, nothing is lost; run the same command again", number)
+        came.append(number)
+        raise interrupted(number)
+
+    def interrupted(number: int) -> Interrupted:
+        return Interrupted(f"{what}: stopped by signal {number}, nothing is lost; run the same command again", number)
 
     with on_signals_to_end(end):
         yield
+    if came:  # while the callback of a weak reference ran, say, where Python drops what is raised
+        raise interrupted(came[0])

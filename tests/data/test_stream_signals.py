@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from nofe.data.pack import PackSettings, listing_of_arrays, pack
 from nofe.data.stored import look_through, open_dataset
 from nofe.data.workers import Workers
 from nofe.errors import Interrupted
-from nofe.signals import on_signals_to_end
+from nofe.signals import ending_at_once, on_signals_to_end
 
 SETTINGS = ("data.stream=true", "base.by=none", "generalist.epochs=2", "experts.epochs=400")
 
@@ -78,8 +79,18 @@ def test_a_signal_while_images_are_read_ends_it_at_once(
     assert caught.value.exit_code == 128 + number
 
 
+def test_a_signal_whose_exception_was_dropped_is_not_forgotten() -> None:
+    with (
+        pytest.raises(Interrupted, match="birds: stopped by signal 15, nothing is lost"),
+        on_signals_to_end(lambda _: None),
+        ending_at_once("birds"),
+        suppress(Interrupted),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_reading_alone_leaves_signals_to_the_program(shades: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its handler notes the signal and raises nothing: Python drops what is raised inside a weak reference's callback."""
+    """Its handler raises nothing: Python drops what is raised where a weak reference's callback is interrupted."""
     signal_with_the_first_image(signal.SIGINT, monkeypatch)
     handled: list[int] = []
     usual = signal.signal(signal.SIGINT, lambda number, _: handled.append(number))
