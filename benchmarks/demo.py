@@ -28,7 +28,8 @@ ABOUT = (
 
 
 def checked_out(commit: str, folder: Path) -> Path:
-    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder), commit], check=True)
+    if subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder), commit]).returncode:
+        sys.exit(f"demo: {commit} cannot be checked out; name a commit of this repository")
     return folder
 
 
@@ -39,8 +40,10 @@ def demo_in(checkout: Path, settings: list[str]) -> tuple[float, dict[str, list[
         paths = {"PYTHONPATH": str(checkout / "src"), "NOFE_CACHE": f"{empty}/cache"}
         command = [sys.executable, "-m", "nofe", "train", "--out", str(out), *settings]
         clock = time.perf_counter()
-        subprocess.run(command, env=os.environ | paths, cwd=checkout, stdout=subprocess.DEVNULL, check=True)
+        ended = subprocess.run(command, env=os.environ | paths, cwd=checkout, stdout=subprocess.DEVNULL).returncode
         whole = time.perf_counter() - clock
+        if ended:
+            sys.exit(f"demo: nofe train of {checkout.name} ended with {ended}; nothing was written")
         epochs: dict[str, list[float]] = {}
         for line in Run(out).metrics():
             if "epoch" in line:
@@ -60,8 +63,8 @@ def main() -> None:
     table: dict[str, Any] = {"what": ABOUT, "seconds": {}, "whole": {}}
     with tempfile.TemporaryDirectory() as folder:
         commits = {"before": chosen.before, "after": "HEAD"}
-        checkouts = {when: checked_out(commit, Path(folder) / when) for when, commit in commits.items()}
         try:
+            checkouts = {when: checked_out(commit, Path(folder) / when) for when, commit in commits.items()}
             for turn in range(chosen.turns):
                 for when, checkout in checkouts.items():
                     whole, epochs, environment = demo_in(checkout, settings)
@@ -69,8 +72,8 @@ def main() -> None:
                     table["whole"].setdefault(when, []).append(whole)
                     print(f"turn {turn + 1}, {when}: {whole} s", flush=True)
         finally:
-            for checkout in checkouts.values():
-                subprocess.run(["git", "worktree", "remove", "--force", str(checkout)], check=True)
+            for when in commits:
+                subprocess.run(["git", "worktree", "remove", "--force", str(Path(folder) / when)], capture_output=True)
     table["commits"] = {"before": chosen.before, "after": environment["commit"]}
     table["environment"] = {name: value for name, value in environment.items() if name != "data"}
     file = chosen.results / slug(environment["device"]) / "demo.json"

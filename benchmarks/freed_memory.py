@@ -62,7 +62,10 @@ def main() -> None:
         for network in NETWORKS:
             for memory in MEMORIES:
                 command = [sys.executable, __file__, "--this", network, memory]
-                answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+                if done.returncode:
+                    sys.exit(f"freed_memory: {network}, {memory}: ended with {done.returncode}; nothing was written")
+                answer = json.loads(done.stdout)
                 table["turns"].setdefault(network, {}).setdefault(memory, []).append(answer["measured"])
                 table["environment"] = answer["environment"]
                 print(network, memory, answer["measured"], flush=True)
