@@ -13,7 +13,7 @@ from conftest import small_dataset, small_run
 from nofe import runs
 from nofe.config import to_json
 from nofe.errors import UserError
-from nofe.experiments.claims import Comparison, Judged, epochs_of_row, judged, peak_and
+from nofe.experiments.claims import Comparison, Judged, epochs_of_row, experts_and_base, judged, peak_and, sizes
 from nofe.experiments.claims_page import comparisons_table
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of, keys_of_experiment
@@ -26,9 +26,11 @@ from nofe.experiments.results import file_result, read_results
 from nofe.experiments.table import Row
 from nofe.experiments.tables import TABLES, base_of_same_recipe, row_of
 from nofe.pipeline import train
+from nofe.recipes import base_by
 from nofe.report.digest import digest_in
 from nofe.report.speed import speed_page
 from nofe.runs import Run
+from nofe.training.recipe import Recipe
 from nofe.training.runtime import make_runtime
 
 ROOT = Path(__file__).parents[2]
@@ -258,6 +260,34 @@ def test_verdicts() -> None:
     assert of((high, low), ((), low)) == "held, as far as measured"
     assert of((high, low), (high[:2], low)) == "held, as far as measured"
     assert of((high[:2], low), ((), low)) == "too few runs"
+
+
+def test_experts_are_compared_with_the_base_of_every_recipe_that_both_have() -> None:
+    """By Table 3 itself: a pair of rows that is added there without a comparison is found."""
+
+    def by_its_recipe(row: Row) -> tuple[str, Recipe]:
+        config = row.experiment.config
+        return config.architecture, config.base.paper if row.network == "base-paper" else base_by(config.experts)
+
+    rows = [row for row in TABLES["table-3"].rows if row.experiment.config.specialties.rule == "fully-balanced"]
+    bases = [row for row in rows if row.network.startswith("base")]
+    pairs = {
+        (experts.label, base.label)
+        for experts in rows
+        for base in bases
+        if experts.network == "experts" and by_its_recipe(experts) == by_its_recipe(base)
+    }
+    labels = [row.label for row in rows]
+    compared = experts_and_base(lambda _, label: [labels.index(label)])
+    assert pairs <= {(labels[int(each.above[0])], labels[int(each.below[0])]) for each in compared}
+    assert len(pairs) == 10
+
+
+def test_a_base_by_another_recipe_says_nothing_about_its_size() -> None:
+    """VGG11-C100 with 20 more convolutions does not learn at the rate of the experts."""
+    why = {each.words: each.why for each in sizes(lambda *_: [50.0, 51.0, 52.0]) if each.why}
+    assert list(why) == ["vgg11-c100, experts and a base of the same parameters"]
+    assert "begins at 0.001, the experts at 0.01" in next(iter(why.values()))
 
 
 def test_the_evidence_of_a_claim_is_laid_out_by_comparison() -> None:

@@ -6,8 +6,20 @@ from dataclasses import dataclass
 
 from nofe.experiments.estimates import epochs_of
 from nofe.experiments.index import Index, Measured
-from nofe.experiments.paper_tables import ALEXNET, ARGMAX, KS, PAPER_TABLE_3, RESNET, UNEVEN, label_as_long
+from nofe.experiments.paper_tables import (
+    ALEXNET,
+    ARGMAX,
+    EPOCHS_OF_RELEASE,
+    KS,
+    LABEL_OF_RELEASE,
+    PAPER_TABLE_3,
+    RESNET,
+    UNEVEN,
+    is_own_recipe,
+    label_as_long,
+)
 from nofe.experiments.tables import base_of_same_recipe, row_of
+from nofe.recipes import base_by
 
 SPECTRAL = "spectral clustering of the base's confusion"
 PAPER_RULES = ("fully-balanced", "elasso")
@@ -115,7 +127,7 @@ def judged(index: Index) -> list[Judged]:
     learned = figure("table-2", "learned, fully-balanced")
 
     return [
-        Judged("Experts beat the base", tuple(_experts_and_base(figure))),
+        Judged("Experts beat the base", tuple(experts_and_base(figure))),
         Judged("Experts beat the base for every K above two", tuple(_every_k_and_base(figure))),
         Judged(
             "Balance matters",
@@ -170,7 +182,7 @@ def judged(index: Index) -> list[Judged]:
                 ),
             ),
         ),
-        Judged("Neither depth nor parameters explain the gain", tuple(_sizes(figure))),
+        Judged("Neither depth nor parameters explain the gain", tuple(sizes(figure))),
         Judged(f"Accuracy over K is an inverted U: it rises to K={PEAK}", tuple(peak_and(KS[0], figure))),
         Judged(f"Accuracy over K is an inverted U: it falls beyond K={PEAK}", tuple(peak_and(KS[-1], figure))),
     ]
@@ -209,8 +221,8 @@ def _equal_and_nearly_equal(figure: Figure) -> list[Comparison]:
     ]
 
 
-def _experts_and_base(figure: Figure) -> list[Comparison]:
-    """Against the base by the same recipe: its own, where it is the experts' too; and against a longer training."""
+def experts_and_base(figure: Figure) -> list[Comparison]:
+    """Against the base by the same recipe, for each that both were trained by; and against a longer training."""
     by_recipe = [
         Comparison(
             f"{name}, experts and base by the same recipe",
@@ -218,6 +230,23 @@ def _experts_and_base(figure: Figure) -> list[Comparison]:
             figure("table-3", base_of_same_recipe(name).label),
         )
         for name in PAPER_TABLE_3
+    ]
+    by_recipe_of_base = [
+        Comparison(
+            f"{name}, experts and base by the base's own recipe",
+            figure("table-3", f"{name}: experts, base's recipe"),
+            figure("table-3", f"{name}: base, its own recipe"),
+        )
+        for name in PAPER_TABLE_3
+        if not is_own_recipe(name)
+    ]
+    by_steps_of_release = [
+        Comparison(
+            f"{name}, experts and base by the release's steps",
+            figure("table-3", f"{name}: experts, the release's steps"),
+            figure("table-3", f"{name}: {LABEL_OF_RELEASE}"),
+        )
+        for name in EPOCHS_OF_RELEASE
     ]
     as_long = [
         Comparison(
@@ -228,7 +257,7 @@ def _experts_and_base(figure: Figure) -> list[Comparison]:
         )
         for name in PAPER_TABLE_3
     ]
-    return [*by_recipe, *as_long]
+    return [*by_recipe, *by_recipe_of_base, *by_steps_of_release, *as_long]
 
 
 def epochs_of_row(label: str) -> int:
@@ -238,12 +267,14 @@ def epochs_of_row(label: str) -> int:
     return stages[row.network] if row.network.startswith("base") else stages["generalist"] + stages["experts"]
 
 
-def _sizes(figure: Figure) -> list[Comparison]:
+def sizes(figure: Figure) -> list[Comparison]:
+    """Experts against bases of their size."""
     comparisons = [
         Comparison(
             f"{name}, experts and a base of the {what}",
             figure("table-4", f"{name}: experts"),
             figure("table-4", f"{name}: base, {what}"),
+            _why_recipes_differ(f"{name}: experts", f"{name}: base, {what}"),
         )
         for name in (ALEXNET, "vgg11-c100", RESNET)
         for what in ("same parameters", "same parameters and depth")
@@ -256,6 +287,17 @@ def _sizes(figure: Figure) -> list[Comparison]:
             figure("from-base", "base with one more convolution"),
         ),
     ]
+
+
+def _why_recipes_differ(experts: str, base: str) -> str:
+    """Of two rows of Table 4, what another recipe means for a comparison; nothing where it is the same."""
+    of_experts, of_base = (base_by(row_of("table-4", label).experiment.config.experts) for label in (experts, base))
+    if of_experts == of_base:
+        return ""
+    return (
+        f"the base begins at {of_base.rate:g}, the experts at {of_experts.rate:g}, where it did not learn; what it "
+        "lacks may be due to that"
+    )
 
 
 def peak_and(end: int, figure: Figure) -> list[Comparison]:

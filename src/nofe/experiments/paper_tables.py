@@ -97,7 +97,7 @@ TABLE_2 = Table(
 AS_LONG = {"alexnet-quick-c100": 20, ALEXNET: 200}
 
 
-def _is_own_recipe(architecture: str) -> bool:
+def is_own_recipe(architecture: str) -> bool:
     """Whether the paper's base has the recipe of its experts, which bases here are trained by."""
     config = _base(architecture, "paper").config
     return config.base.paper == base_by(config.experts)
@@ -112,7 +112,7 @@ def label_as_long(architecture: str) -> str:
 
 def _rows_of_table_3(architecture: str, base: float, experts: float) -> list[Row]:
     by_experts = _base(architecture)
-    same = _is_own_recipe(architecture)
+    same = is_own_recipe(architecture)
     rows = [
         Row(f"{architecture}: base, its own recipe", by_experts, "base", base)
         if same
@@ -180,7 +180,7 @@ TABLE_4 = Table(
             RESNET: (73.50, 73.88),
         }.items()
         for row in (
-            Row(f"{name}: base", _base(name), "base", PAPER_TABLE_3[name][0] if _is_own_recipe(name) else None),
+            Row(f"{name}: base", _base(name), "base", PAPER_TABLE_3[name][0] if is_own_recipe(name) else None),
             Row(f"{name}: experts", _experts(name), paper=PAPER_TABLE_3[name][1]),
             Row(f"{name}: base, same parameters", _deeper_base(name), "base", deeper),
             Row(f"{name}: base, same parameters and depth", _base(f"{name}-wider"), "base", wider),
