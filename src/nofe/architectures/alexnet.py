@@ -22,30 +22,30 @@ from nofe.architectures.caffe import (
 # AlexNet-C100
 
 
-def alexnet_c100_trunk(width: int = 32) -> nn.Sequential:
-    """(N, 3, 32, 32) -> (N, 2 * width, 4, 4)."""
+def alexnet_c100_trunk() -> nn.Sequential:
+    """(N, 3, 32, 32) -> (N, 64, 4, 4)."""
     return nn.Sequential(
         OrderedDict(
             # 1e-4 suits pixels of 0..255; ReLU after the pooling, and only here (reference Sec. 1.1).
-            conv1=convolution(3, width, 5, padding=2, filler=gaussian(1e-4), rate=(1, 2)),
+            conv1=convolution(3, 32, 5, padding=2, filler=gaussian(1e-4), rate=(1, 2)),
             pool1=max_pool(3, 2),
             relu1=nn.ReLU(),
             norm1=_c100_norm(),  # 16 x 16
-            conv2=convolution(width, width, 5, padding=2, filler=gaussian(0.01), rate=(1, 2)),
+            conv2=convolution(32, 32, 5, padding=2, filler=gaussian(0.01), rate=(1, 2)),
             relu2=nn.ReLU(),
             pool2=average_pool(3, 2),
             norm2=_c100_norm(),  # 8 x 8
             # The biases of conv3 and conv4 learn at rate 1, unlike those before them.
-            conv3=convolution(width, 2 * width, 5, padding=2, filler=gaussian(0.01), rate=(1, 1)),
+            conv3=convolution(32, 64, 5, padding=2, filler=gaussian(0.01), rate=(1, 1)),
             relu3=nn.ReLU(),
             pool3=average_pool(3, 2),  # 4 x 4
         )
     )
 
 
-def alexnet_c100_experts_trunk(width: int = 32) -> nn.Sequential:
+def alexnet_c100_experts_trunk() -> nn.Sequential:
     """The same and one more normalisation, which base and generalist lack (reference Sec. 5, row 25)."""
-    trunk = alexnet_c100_trunk(width)
+    trunk = alexnet_c100_trunk()
     trunk.add_module("norm3", _c100_norm())
     return trunk
 
@@ -55,17 +55,17 @@ def alexnet_c100_head(outputs: int, inputs: int = 64) -> nn.Sequential:
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), ip1=_c100_output(inputs * 4 * 4, outputs)))
 
 
-def alexnet_c100_branch(outputs: int, inputs: int = 64, width: int = 64, convolutions: int = 1) -> nn.Sequential:
-    """(N, inputs, 4, 4) -> (N, outputs). More or wider: the matched bases of the paper's Sec. 4.1."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for number in range(4, 4 + convolutions):
-        layers[f"conv{number}"] = convolution(inputs, width, 5, padding=2, filler=gaussian(0.01), rate=(1, 1))
-        layers[f"relu{number}"] = nn.ReLU()
-        inputs = width
-    layers["pool4"] = average_pool(3, 2)  # 2 x 2
-    layers["flatten"] = nn.Flatten()
-    layers["ip1"] = _c100_output(inputs * 2 * 2, outputs)
-    return nn.Sequential(layers)
+def alexnet_c100_branch(outputs: int) -> nn.Sequential:
+    """(N, 64, 4, 4) -> (N, outputs)."""
+    return nn.Sequential(
+        OrderedDict(
+            conv4=convolution(64, 64, 5, padding=2, filler=gaussian(0.01), rate=(1, 1)),
+            relu4=nn.ReLU(),
+            pool4=average_pool(3, 2),  # 2 x 2
+            flatten=nn.Flatten(),
+            ip1=_c100_output(64 * 2 * 2, outputs),
+        )
+    )
 
 
 def _c100_norm() -> WithinChannelLRN:

@@ -68,10 +68,9 @@ def resnet_head(outputs: int, inputs: int = 256) -> nn.Sequential:
     return nn.Sequential(OrderedDict(**_classifier(inputs, outputs)))
 
 
-def resnet_branch(outputs: int, inputs: int = 256, blocks: int = 1) -> nn.Sequential:
-    """(N, inputs, 7, 7) -> (N, outputs). More blocks: the matched base of the paper's Sec. 4.1."""
-    residual_blocks = {f"block{number}": ResidualBlock(inputs, inputs) for number in range(1, blocks + 1)}
-    return nn.Sequential(OrderedDict(**residual_blocks, **_classifier(inputs, outputs)))
+def resnet_branch(outputs: int, inputs: int = 256) -> nn.Sequential:
+    """(N, inputs, 7, 7) -> (N, outputs)."""
+    return nn.Sequential(OrderedDict(block1=ResidualBlock(inputs, inputs), **_classifier(inputs, outputs)))
 
 
 def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential:

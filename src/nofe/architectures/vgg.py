@@ -12,31 +12,29 @@ from nofe.architectures.caffe import convolution, linear, max_pool, xavier
 _convolution = partial(convolution, kernel=3, padding=1, filler=xavier, rate=(1, 2), decay=(1, 1))
 
 
-def vgg_trunk(width: int = 64) -> nn.Sequential:
-    """(N, 3, 32, 32) -> (N, 4 * width, 4, 4)."""
+def vgg_trunk() -> nn.Sequential:
+    """(N, 3, 32, 32) -> (N, 256, 4, 4)."""
     return nn.Sequential(
         OrderedDict(
-            **_block(1, 3, width, convolutions=2),  # 16 x 16
-            **_block(2, width, 2 * width, convolutions=2),  # 8 x 8
-            **_block(3, 2 * width, 4 * width, convolutions=4),  # 4 x 4
+            **_block(1, 3, 64, convolutions=2),  # 16 x 16
+            **_block(2, 64, 128, convolutions=2),  # 8 x 8
+            **_block(3, 128, 256, convolutions=4),  # 4 x 4
         )
     )
 
 
-def vgg_head(outputs: int, inputs: int = 256, hidden: int = 1024) -> nn.Sequential:
+def vgg_head(outputs: int, inputs: int = 256) -> nn.Sequential:
     """(N, inputs, 4, 4) -> (N, outputs)."""
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), **_classifier(inputs * 4 * 4, hidden, outputs)))
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), **_classifier(inputs * 4 * 4, 1024, outputs)))
 
 
-def vgg_branch(
-    outputs: int, inputs: int = 256, width: int = 256, hidden: int = 512, convolutions: int = 2
-) -> nn.Sequential:
-    """(N, inputs, 4, 4) -> (N, outputs). More or wider: the matched bases of the paper's Sec. 4.1."""
+def vgg_branch(outputs: int) -> nn.Sequential:
+    """(N, 256, 4, 4) -> (N, outputs)."""
     return nn.Sequential(
         OrderedDict(
-            **_block(4, inputs, width, convolutions),  # 2 x 2
+            **_block(4, 256, 256, convolutions=2),  # 2 x 2
             flatten=nn.Flatten(),
-            **_classifier(width * 2 * 2, hidden, outputs),
+            **_classifier(256 * 2 * 2, 512, outputs),
         )
     )
 
