@@ -35,6 +35,12 @@ def _kernels_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield
 
 
+@pytest.fixture(autouse=True)
+def _gpu_where_one_is_needed(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU and CUDA")
+
+
 def small_dataset(classes: int = 8, per_class: int = 20, size: int = 32, seed: int = 0) -> Dataset:
     """Classes come in look-alike pairs: a pair shares its colour, its members differ in where a bar stands."""
     rng = np.random.default_rng(seed)

@@ -26,7 +26,7 @@ from nofe.bench.tables import folder_of
 from nofe.bench.update import measure_update
 from nofe.errors import RunError, UserError
 from nofe.experts.fused import FusedExperts
-from nofe.report.text import losses_in_words
+from nofe.report.measured import losses_in_words
 from nofe.training.launch import MODES, in_mode, mode_of
 from nofe.training.runtime import (
     SHARE_VARIABLE,
@@ -187,7 +187,7 @@ def test_losses_are_compared_without_dropout_and_for_the_base_too(monkeypatch: p
         measure_first_losses("vgg11-c100", small_dataset(), recipe, 2, runtime, ["eager"], network="fused")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="of the ways to run a step on a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("architecture", ["vgg11-c100", "nin-c100"])
 @pytest.mark.parametrize("network", ["base", "experts"])
 @pytest.mark.parametrize("processes", [1, 8])

@@ -106,7 +106,7 @@ def test_what_comes_in_from_outside_is_the_fill() -> None:
     assert bool((found[0, :, :, 3:] == 200).all())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="on a processor it takes a minute to compile")
+@pytest.mark.gpu
 @pytest.mark.parametrize("cutmix", [0.0, 1.0])
 def test_compiled_and_captured_batches_are_the_same(cutmix: float) -> None:
     """But for a rounding to the next of 255 values, where a sum is rounded otherwise."""

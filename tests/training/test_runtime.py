@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nofe.training import journal, optimizer
+from nofe.training import journal
 from nofe.training.ranks import Ranks
 from nofe.training.runtime import Runtime, drawing_aside, make_runtime
 
@@ -79,13 +79,3 @@ def test_a_stage_goes_on_with_the_numbers_that_apples_gpu_was_to_draw(apple: App
     runtime: Any = SimpleNamespace(device=APPLE, ranks=Ranks())
     journal._restore_generators(SimpleNamespace(), SimpleNamespace(tensors=tensors), runtime)  # type: ignore[arg-type]
     assert apple.drawn == 7
-
-
-@pytest.mark.parametrize(("device", "how"), [("mps", "fused"), ("cpu", "foreach")])
-def test_steps_of_weights_by_the_kernels_that_a_device_has(
-    device: str, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On Apple's GPU foreach would wait for the rate, at every step."""
-    monkeypatch.setattr(torch.optim, "SGD", lambda groups, **settings: settings)
-    weight = SimpleNamespace(device=torch.device(device), dtype=torch.float32)
-    assert optimizer._fastest_sgd([{"params": [weight]}], lr=0.1) == {how: True, "lr": 0.1}

@@ -337,7 +337,7 @@ def test_tensors_with_gaps_are_cast_like_the_others() -> None:
         torch.testing.assert_close(after, before.bfloat16(), rtol=0, atol=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_captured_step_is_the_same_training(precision: str) -> None:
     eager = Runtime(torch.device("cuda:0"), precision)
@@ -347,7 +347,7 @@ def test_a_captured_step_is_the_same_training(precision: str) -> None:
     )
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a CUDA device")
+@pytest.mark.gpu
 def test_a_captured_step_is_the_same_while_others_take_steps() -> None:
     """Two epochs of 40 steps: while the second is replayed another network is compiled and trained."""
 
@@ -375,7 +375,7 @@ def test_a_captured_step_is_the_same_while_others_take_steps() -> None:
     np.testing.assert_allclose(beside, [losses(small_resnet(), compiled, steps=2)], rtol=1e-3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is one of a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("capture", [False, True])
 def test_weights_stepped_by_one_kernel_are_the_same_training(
