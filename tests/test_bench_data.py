@@ -20,7 +20,7 @@ from nofe.errors import UserError
 from nofe.experts.fused import FusedExperts
 from nofe.experts.kernels import kernels_of
 from nofe.experts.network import NetworkOfExperts
-from nofe.report.text import data_in_words
+from nofe.report.measured import data_in_words
 from nofe.training.loop import TrainState, start_training
 from nofe.training.runtime import make_runtime
 

@@ -10,7 +10,6 @@ from nofe.report.text import (
     evaluation_in_words,
     gain_in_words,
     images_in_words,
-    jobs_in_words,
     listed,
     quoted,
     specialties_that_stayed,
@@ -64,29 +63,6 @@ def test_a_comma_in_a_name_is_no_separator() -> None:
 @pytest.mark.parametrize(("name", "shown"), [("crow", "crow"), ("jay, blue", '"jay, blue"'), ('é, "x"', r'"é, \"x\""')])
 def test_a_name_with_a_comma_is_one_in_a_list(name: str, shown: str) -> None:
     assert quoted(name) == shown
-
-
-def test_a_whole_job_in_words_has_every_part_that_took_time() -> None:
-    environment = {"device": "a GPU", "precision": "bf16", "commit": "abc"}
-    parts = {"base": 0.0, "generalist": 40.2, "experts": 170.0}
-    job = {"seconds": 239.2, "parts": parts, "accuracy": 0.7818, "rule": "exact", "seed": 7}
-    job["environment"] = environment
-    with_report = job | {"parts": parts | {"report": 1.5}}
-    *_, head, _, first, second = jobs_in_words({"architecture": "net", "jobs": [job, with_report]}).splitlines()
-    assert head.split() == [
-        "commit",
-        "rule",
-        "seed",
-        "accuracy",
-        "all",
-        "generalist",
-        "experts",
-        "report",
-        "imports,",
-        "start",
-    ]
-    assert first.split() == ["abc", "exact", "7", "78.18%", "239.2", "40.2", "170.0", "0.0", "29.0"]
-    assert second.split()[-2:] == ["1.5", "27.5"]
 
 
 def test_the_last_line_of_a_run_counts_its_images() -> None:

@@ -50,9 +50,7 @@ def bench(
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help=one_of(PRECISIONS), rich_help_panel=SPEED)] = "auto",
     kernels: Kernels = "measure",
-    out: Annotated[
-        Path | None, typer.Option(help="JSON file to write; by default in benchmarks/results/DEVICE/.")
-    ] = None,
+    out: Figures = None,
 ) -> None:
     """Time base and experts side by side: training steps, inference, updates of the specialties."""
     if context.invoked_subcommand is not None:
@@ -61,7 +59,7 @@ def bench(
     from nofe.bench.cases import DEFAULT_CLASSES, DEFAULT_EXPERTS
     from nofe.bench.tables import table_name
     from nofe.errors import UserError
-    from nofe.report.text import losses_in_words, timings_in_words, update_in_words
+    from nofe.report.measured import losses_in_words, timings_in_words, update_in_words
     from nofe.training.runtime import make_runtime
 
     trust(architecture)
@@ -123,7 +121,7 @@ def bench_data(
 ) -> None:
     """Images per second of each step from disk to device, and which one is the limit."""
     from nofe.bench.data import measure_data
-    from nofe.report.text import data_in_words
+    from nofe.report.measured import data_in_words
     from nofe.training.runtime import make_runtime
 
     runtime = make_runtime(device, precision, compile=compile_, workers=workers)
@@ -152,7 +150,7 @@ def bench_runs(
 ) -> None:
     """Time a training step while several trainings share the device."""
     from nofe.bench.runs import ProcessOptions, measure_runs
-    from nofe.report.text import runs_in_words
+    from nofe.report.measured import runs_in_words
     from nofe.training.runtime import make_runtime
 
     options = ProcessOptions(device, precision)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nofe.report.marks import link_to, marks_in_words
-from nofe.report.text import (
+from nofe.report.measured import (
     data_in_words,
     jobs_in_words,
     losses_in_words,
