@@ -191,6 +191,36 @@ class TwoNames(nn.Module):
         return self.norm2(self.conv2(self.norm1(self.conv1(images)))).mean((2, 3))
 
 
+class OneWeight(nn.Module):
+    """Two convolutions with one weight, and a norm of its own behind each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(3, 3, 3, padding=1, bias=False) for _ in range(2))
+        self.conv2.weight = self.conv1.weight
+        self.norm1, self.norm2 = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm2(self.conv2(self.norm1(self.conv1(images)).relu())).mean((2, 3))
+
+
+class WeightReadTwice(nn.Module):
+    """By the convolution, and by name; layers are called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        again = nn.functional.conv2d(images, self.conv.weight)
+        return (self.norm(input=self.conv(input=images)) + again).mean((2, 3))
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda layer, inputs, maps: maps.relu())
+    return layer
+
+
 def summed(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
@@ -207,6 +237,10 @@ OF_THEIR_OWN = {
         nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 6, 3)), nn.BatchNorm2d(6)
     ),
     "two names": TwoNames,
+    "one weight": OneWeight,
+    "weight read twice": WeightReadTwice,
+    "hook on the convolution": lambda: summed(hooked(nn.Conv2d(3, 6, 3)), nn.BatchNorm2d(6)),
+    "hook on the norm": lambda: summed(nn.Conv2d(3, 6, 3), hooked(nn.BatchNorm2d(6))),
 }
 
 

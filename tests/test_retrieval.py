@@ -258,6 +258,21 @@ def test_each_query_is_searched_with_the_expert_of_its_predicted_class(
         assert found[query].tolist() == literal_search(of_expert[expert], query, "euclidean")[:5]
 
 
+def test_experts_that_write_over_the_trunks_map_find_the_same_when_they_run_as_one() -> None:
+    def branch() -> nn.Module:
+        return nn.Sequential(nn.SiLU(inplace=True), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+
+    torch.manual_seed(0)
+    specialties = Specialties([0, 0, 1, 1, 2, 2])
+    network = NetworkOfExperts(nn.Conv2d(3, 8, 1), [branch() for _ in range(3)], specialties)
+    images = some_images(8, count=40)
+    one_by_one = neighbours_by_experts(network, images, 8, RUNTIME, count=5)
+    assert network.fuse()
+    as_one = neighbours_by_experts(network, images, 8, RUNTIME, count=5)
+    for found, expected in zip(as_one, one_by_one, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_experts_against_base() -> None:
     dataset = small_dataset(classes=4, per_class=6)
     images = DeviceImages(dataset.train, pixel_mean(dataset.train), CPU)

@@ -102,7 +102,7 @@ def neighbours_by_experts(
         for part in torch.split(everything, EVALUATION_BATCH):
             with runtime.autocast():
                 maps.append(network.trunk(images.centre_view(part, crop)))
-                logits.append(network.classify(maps[-1]))
+                logits.append(network.classify(maps[-1].clone()))  # some experts write over what they read
         shared = torch.cat(maps)  # (N, D, h, w)
         del maps
         predicted = torch.cat(logits).argmax(1)  # (N,) classes

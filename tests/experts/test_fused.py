@@ -116,6 +116,17 @@ def test_weights_travel_between_fused_and_reference(name: str, sizes: list[int])
     assert all(torch.equal(a, b) for a, b in zip(fused.parameters(), reference.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", ["small", "resnet56-c100"])
+def test_experts_keep_the_precision_that_they_were_given_while_fused(name: str) -> None:
+    _, fused = pair(name, RAGGED)
+    fused.eval().float()
+    features = torch.randn(2, *FEATURES[name])
+    expected = fused(features)
+    fused.unfuse()
+    assert {tensor.dtype for tensor in fused.state_dict().values() if tensor.is_floating_point()} == {torch.float32}
+    torch.testing.assert_close(fused(features), expected)
+
+
 def test_weights_that_are_not_all_there_are_loaded_as_far_as_k_modules_would() -> None:
     """And what is wrong with them is told by the same names, whole networks of more or fewer classes included."""
     name, trained = "nin-c100", pair("nin-c100", RAGGED)[0]
@@ -269,11 +280,27 @@ class SometimesLeftOut(nn.Module):
         return features if self.training and torch.rand(1).item() < self.share else self.conv(features)
 
 
+class Scaled(nn.Module):
+    """By a parameter that is called what the fused layer calls something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features * self.kernel
+
+
 class AcrossChannels(nn.Identity):
     """Derived from a layer that leaves every channel alone, and does not."""
 
     def forward(self, features: Tensor) -> Tensor:
         return features.flip(1)
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda layer, inputs, maps: maps.abs())
+    return layer
 
 
 def ends_in_linear(**layers: nn.Module) -> nn.Module:
@@ -292,6 +319,8 @@ def ends_in_linear(**layers: nn.Module) -> nn.Module:
         (lambda: ends_in_linear(odd=Shifts()), "does something else in training: add in odd"),
         (lambda: ends_in_linear(odd=HoldsMore()), "odd.spare"),
         (lambda: ends_in_linear(odd=Tied()), "odd.second.weight .the same weight as odd.first.weight"),
+        (lambda: ends_in_linear(conv=hooked(nn.Conv2d(4, 4, 1))), "conv .has a hook"),
+        (lambda: ends_in_linear(odd=Scaled()), "odd: kernel of Scaled"),
         (lambda: ends_in_linear(odd=SometimesLeftOut()), "odd .SometimesLeftOut: draws random numbers"),
         (lambda: ends_in_linear(**dict.fromkeys(("odd", "again"), nn.Conv2d(4, 4, 1))), "odd .*run twice"),
         (lambda: nn.Sequential(OrderedDict(conv=nn.Conv2d(4, 3, 3))), "output of a branch is maps"),
@@ -474,6 +503,7 @@ TAILS: dict[str, tuple[Callable[[], nn.Module], Tail]] = {
         lambda layer, maps: maps.view(maps.size(0), maps.size(1) * maps.size(2) * maps.size(3)),
     ),
     "pooling by sizes": (nn.Identity, lambda layer, maps: F.avg_pool2d(maps, maps.size()[2:]).view(maps.size(0), -1)),
+    "by keyword": (nn.Identity, lambda layer, maps: torch.sigmoid(input=maps - 0.5).flatten(1)),
     "leaky": (nn.Identity, lambda layer, maps: F.leaky_relu(maps - 0.5, 0.1).flatten(1)),
 }
 
@@ -508,6 +538,26 @@ def test_it_can_be_compiled_in_one_piece(tail: str) -> None:
     features = torch.randn(5, 6, 4, 5)
     compiled = torch.compile(fused, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(features), fused(features))
+
+
+class Normalised(nn.Module):
+    """A block that vmap runs whole; its layer goes by any name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.norm, self.name = nn.LayerNorm(6), name
+        self.add_module(name, nn.Linear(6, 6))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return getattr(self, self.name)(self.norm(vectors))
+
+
+@pytest.mark.parametrize("name", ["own", "experts", "kind", "owners"])
+def test_a_users_layer_may_be_called_what_something_of_ours_is(name: str) -> None:
+    reference = Trunkless([nn.Sequential(nn.Flatten(), Normalised(name), nn.Linear(6, 4)) for _ in BALANCED], BALANCED)
+    fused = copy.deepcopy(reference.double())
+    assert fused.fuse()
+    assert_same_function(reference, fused, (6, 1, 1))
 
 
 class Cosines(nn.Linear):

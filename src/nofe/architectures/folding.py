@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import BatchNorm2d
-from nofe.architectures.genuine import computes_as, is_norm_with_activation
+from nofe.architectures.genuine import computes_as, is_hooked, is_norm_with_activation
+from nofe.architectures.line import names_of_shared_weights
 
 
 class Pair(NamedTuple):
@@ -24,14 +25,18 @@ def convolutions_with_norms(model: nn.Module) -> list[Pair]:
     except Exception:  # fx says in many ways that it cannot follow the code; the model then runs as it is
         return []
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    # A weight that others compute with, too, cannot take up the norm behind one of them.
+    elsewhere = [name for names in names_of_shared_weights(model) for name in names]
+    elsewhere += [str(node.target) for node in graph.nodes if node.op == "get_attr"]
+    shared = {name.rpartition(".")[0] for name in elsewhere}
     pairs = []
     for node in graph.nodes:
         if node.op != "call_module" or not _is_fixed_in_evaluation(model.get_submodule(str(node.target))):
             continue
-        before = node.args[0]
-        if not (isinstance(before, fx.Node) and before.op == "call_module" and len(before.users) == 1):
+        before = node.all_input_nodes[0]
+        if before.op != "call_module" or len(before.users) > 1:
             continue
-        once = calls[before.target] == calls[node.target] == 1
+        once = calls[before.target] == calls[node.target] == 1 and before.target not in shared
         if once and _is_convolution(model.get_submodule(str(before.target))):
             pairs.append(Pair(str(before.target), str(node.target)))
     return pairs
@@ -45,13 +50,14 @@ class _Tracer(fx.Tracer):
 def _is_convolution(module: nn.Module) -> bool:
     """One that uses its weight as it is, or that says that its weight and bias have the outputs in front."""
     plain = computes_as(module, nn.Conv2d) and isinstance(module._parameters.get("weight"), Tensor)
-    return plain or getattr(module, "outputs_in_front", False)
+    return (plain or getattr(module, "outputs_in_front", False)) and not is_hooked(module)
 
 
 def _is_fixed_in_evaluation(module: nn.Module) -> bool:
     """A batch norm that in evaluation mode is a factor, a shift, and whatever children follow them."""
     known = computes_as(module, nn.BatchNorm2d, BatchNorm2d) or is_norm_with_activation(module)
-    return known and isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
+    is_fixed = known and isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
+    return is_fixed and not is_hooked(module)
 
 
 class FixedNorm(nn.Sequential):
@@ -66,8 +72,8 @@ class FixedNorm(nn.Sequential):
         self.register_buffer("factor", factor)
         self.register_buffer("shift", shift)
 
-    def forward(self, maps: Tensor) -> Tensor:  # (N, D, h, w)
-        maps = maps * self.factor[:, None, None] + self.shift[:, None, None]
+    def forward(self, input: Tensor) -> Tensor:  # (N, D, h, w), called as torch's norm is
+        maps = input * self.factor[:, None, None] + self.shift[:, None, None]
         for follows in self:
             maps = follows(maps)
         return maps

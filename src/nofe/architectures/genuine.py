@@ -10,6 +10,11 @@ def computes_as(layer: nn.Module, *kinds: type[Any]) -> bool:
     return isinstance(layer, kinds) and type(layer).forward in {kind.forward for kind in kinds}
 
 
+def is_hooked(layer: nn.Module) -> bool:
+    """Whether somebody looks at, or changes, what it reads or gives."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def is_norm_with_activation(layer: nn.Module) -> bool:
     """timm's batch norm, which drops and activates what it has normalised: its children, in this order."""
     return type(layer).__name__ == "BatchNormAct2d" and [name for name, _ in layer.named_children()] == ["drop", "act"]

@@ -66,11 +66,11 @@ class PackedConvolution(nn.Conv2d, Freezable):
     def freeze(self) -> None:
         self._convolved = None
 
-    def forward(self, maps: Tensor) -> Tensor:  # (N, D, h, w)
+    def forward(self, input: Tensor) -> Tensor:  # (N, D, h, w)
         if self._convolved is None:
             how: Any = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "groups")}
-            self._convolved = convolution_with(self.weight, maps.shape, **how)
-        return self._convolved(maps, self.bias)
+            self._convolved = convolution_with(self.weight, input.shape, **how)
+        return self._convolved(input, self.bias)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_convolved": None}  # what is packed cannot be copied

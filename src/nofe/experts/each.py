@@ -34,6 +34,8 @@ class ParameterStack(StackedLayer):
             raise NotFusable(f"{names[0]} of {type(modules[0]).__name__} (a parameter that is a single number)")
         self.outputs = [max(len(getattr(modules[0], name)) for name in names)] * self.experts
         for name in names:
+            if hasattr(self, name):
+                raise NotFusable(f"{name} of {type(modules[0]).__name__} (a parameter with a name that is taken here)")
             parts = [cast(Tensor, getattr(module, name)).detach() for module in modules]
             if any(part.shape != parts[0].shape for part in parts):
                 raise NotFusable(f"{name} of {type(modules[0]).__name__} (its size differs between experts)")
@@ -56,13 +58,13 @@ class EachModule(nn.Module):
     def __init__(self, modules: Sequence[nn.Module], kind: Kind) -> None:
         super().__init__()
         self.experts, self.kind = len(modules), kind
+        self.stacks = nn.ModuleList()  # numbered: a name of the user's may be taken here
         self.owners: dict[str, str] = {}  # stack in this module -> path in the module of an expert
         for path, inner in modules[0].named_modules():
             names = [name for name, _ in inner.named_parameters(recurse=False)]
             if names:
-                stack = path.replace(".", "_") or "own"
-                self.add_module(stack, ParameterStack([module.get_submodule(path) for module in modules], names))
-                self.owners[stack] = path
+                self.owners[f"stacks.{len(self.stacks)}"] = path
+                self.stacks.append(ParameterStack([module.get_submodule(path) for module in modules], names))
         template = copy.deepcopy(modules[0]).to("meta")
         for path, inner in list(template.named_modules()):
             if path and (drops := drops_images(inner)) is not None:

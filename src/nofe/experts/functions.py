@@ -82,19 +82,18 @@ class Place:
 def function(walk: Walk, node: fx.Node) -> Written:
     """What a function or method becomes that a branch calls."""
     target: Any = node.target
-    if target in POINTWISE:
-        value, kind = walk.value(node.args[0])
-        return walk.graph.create_node(node.op, target, (value, *node.args[1:]), dict(node.kwargs)), kind
     if target in ADDITIONS and (result := _sum(walk, node)) is not None:
         return result
     if target in FLATTENINGS and node.args[1:] in ((1,), (1, -1)) and not node.kwargs:
         return flattened(walk, *walk.value(node.args[0]))
     if _asks_for_sizes(node):
         return _sizes_of_one(walk, node)
-    if target in POOLING:
-        maps = node.all_input_nodes[0]  # others may be sizes
-        value, kind = walk.as_map(*walk.value(maps))
-        return walk.graph.node_copy(node, lambda each: value if each is maps else walk.value(each)[0]), kind
+    if target in POINTWISE | POOLING:
+        read = node.all_input_nodes[0]  # others may be sizes
+        value, kind = walk.value(read)
+        if target in POOLING:
+            value, kind = walk.as_map(value, kind)
+        return walk.graph.node_copy(node, lambda each: value if each is read else walk.value(each)[0]), kind
     if target in ARITHMETIC | REARRANGING:
         return _of_each(walk, node)
     name = target if isinstance(target, str) else getattr(target, "__name__", target)

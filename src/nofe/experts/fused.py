@@ -173,6 +173,10 @@ def fuse(branches: Branches) -> FusedExperts:
 
 def unfuse(fused: FusedExperts, branches: Branches) -> None:
     """Copy the weights back to the K modules that `fused` was made of."""
+    for name, path in fused.path_of.items():  # of what precision they are now
+        kind = next(fused.graph.get_submodule(name).parameters()).dtype
+        for branch in branches:
+            branch.get_submodule(path).to(kind)
     branches.load_state_dict(fused.state_dict())
     branches.train(fused.training)
     for name, parameter in fused.named_parameters():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
-from nofe.architectures.genuine import computes_as, is_linear_in_timm, is_norm_with_activation
+from nofe.architectures.genuine import computes_as, is_hooked, is_linear_in_timm, is_norm_with_activation
 from nofe.experts.each import EachLinear, EachModule, OneWeight, SharedEachLinear, drops_images, for_every_expert
 from nofe.experts.following import can_run_whole
 from nofe.experts.functions import flattened
@@ -43,6 +43,8 @@ def layer(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
     layers: list[Any] = [branch.get_submodule(path) for branch in walk.branches]
     if len(node.args) != 1 or node.kwargs:
         raise NotFusable(f"{path} ({type(layers[0]).__name__} that reads more than one value)")
+    if layers[0] not in whole and any(map(is_hooked, layers)):
+        raise NotFusable(f"{path} (has a hook, which would not be called)")
     value, kind = walk.value(node.args[0])
     rule = _rule_for(layers[0], whole)
     if rule is None:
