@@ -272,7 +272,7 @@ def test_a_resumed_run_repeats_the_kernels_it_began_with(tmp_path: Path, monkeyp
     monkeypatch.setattr("nofe.compiling.STEPS_WORTH_MEASURING", 0)
 
     def always(which: int) -> None:
-        monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[which % len(steps)])
+        monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: list(steps)[which % len(steps)])
         monkeypatch.setenv("NOFE_CACHE", str(tmp_path / f"cache {which}"))
 
     always(1)
@@ -303,7 +303,7 @@ def test_a_short_training_measures_no_kernels_and_repeats_itself(
     """Whatever others were found to be fastest here: the demo is to give the same figures every time."""
     from nofe.experts import kernels
 
-    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: pytest.fail("measured"))
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: pytest.fail("measured"))
     train(small_run(), tmp_path / "run", dataset=small_dataset(), runtime=make_runtime("cpu"))
     assert not Run(tmp_path / "run").has(runs.KERNELS)
     assert finals(tmp_path / "run") == finals(uninterrupted)

@@ -18,7 +18,7 @@ from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts
 from nofe.experts.kernels import KERNELS, Choices, choose_kernels, kernels_of, pin_kernels
 from nofe.experts.network import NetworkOfExperts
-from nofe.experts.stacked import GroupedConvolution, StackedLayer
+from nofe.experts.stacked import BatchedLinear, GroupedConvolution, StackedLayer
 from nofe.training.runtime import Runtime, make_runtime
 
 CPU = Runtime(torch.device("cpu"))
@@ -123,10 +123,10 @@ def test_measured_once_and_remembered_on_disk(tmp_path: Path, monkeypatch: pytes
 def test_known_choices_go_before_remembered_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a resumed run computes the same bits, whatever the user's file says by now."""
     features = torch.randn(2, *FEATURES["small"], dtype=torch.float64)
-    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[-1])
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: list(steps)[-1])
     remembered = Choices()
     made = choose_kernels(experts_of("small"), features, CPU, training=True, remembered=remembered)
-    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: next(iter(steps)))
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: next(iter(steps)))
     remembered.chosen.clear()
     resumed = experts_of("small")
     assert choose_kernels(resumed, features, CPU, training=True, known=made, remembered=remembered) == made
@@ -136,7 +136,7 @@ def test_known_choices_go_before_remembered_ones(monkeypatch: pytest.MonkeyPatch
 
 def test_known_kernels_are_used_and_others_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOFE_CACHE", str(tmp_path))
-    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[-1])
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: list(steps)[-1])
     shape = (2, *FEATURES["small"])
 
     def chosen(how: str, batch: int) -> dict[str, str]:
@@ -211,8 +211,25 @@ def test_nothing_is_measured_where_it_may_not_be(monkeypatch: pytest.MonkeyPatch
         assert kernels_of(network.experts)["fc"] == kernel  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("of_branches", "winner"), [(0.98, kernels.BRANCHES), (0.995, "fused"), (1.2, "fused")])
+def test_fused_experts_do_not_stay_where_branches_are_a_little_faster(
+    of_branches: float, winner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike a layer's usual kernel, which another must beat by more: as much is given away only once."""
+    monkeypatch.setattr(kernels, "_least_seconds", lambda steps, _: dict(zip(steps, (1.0, of_branches), strict=True)))
+    reference, network = pair("small", BALANCED)
+    features = torch.randn(2, *FEATURES["small"])
+    fused, branches = network.experts.float(), reference.experts.float()
+    assert isinstance(fused, FusedExperts)
+    assert isinstance(branches, Branches)
+    is_fused, made = kernels.faster_than_branches(
+        fused, branches, features, CPU, training=False, remembered=Choices(), may_measure=True
+    )
+    assert (is_fused, *made.values()) == (winner == "fused", winner)
+
+
 def test_the_reference_runs_where_it_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: list(steps)[-1])
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: list(steps)[-1])
     monkeypatch.setattr(kernels, "_of_this_user", {})
     monkeypatch.setattr(kernels, "cache_folder", lambda: Path("/nowhere/nofe"))
     reference, network = pair("small", RAGGED)
@@ -278,3 +295,54 @@ def test_an_unknown_kernel_is_refused() -> None:
 
     with pytest.raises(UserError, match=r"--kernels fast: unknown; choose one of measure"):
         make_runtime("cpu", kernels="fast")
+
+
+@pytest.mark.parametrize("kernel", ["together", "product"])
+def test_gradients_of_batched_products_lie_as_the_weights_do(kernel: str) -> None:
+    """Or all of them would be copied at every step."""
+    layer = BatchedLinear([nn.Linear(5, 4) for _ in range(3)])
+    layer.use(kernel, None)
+    weight = cast(Tensor, layer.weight)
+    strides = []
+    weight.register_hook(lambda gradient: strides.append(gradient.stride()))
+    layer(torch.randn(2, 3, 5)).sum().backward()
+    assert strides == [weight.stride()]
+
+
+def test_a_batched_product_has_gradients_of_gradients() -> None:
+    """As any layer of torch has; in float64, against differences."""
+    layer = BatchedLinear([nn.Linear(3, 2) for _ in range(2)]).double()
+    vectors = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
+
+    def outputs(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (vectors,))
+
+    inputs = (vectors, *layer.parameters())
+    assert torch.autograd.gradcheck(outputs, inputs)
+    assert torch.autograd.gradgradcheck(outputs, inputs)
+
+
+@pytest.mark.parametrize("learning", [(True, False, False), (False, True, False), (False, False, True)])
+def test_a_batched_product_computes_the_gradients_that_are_wanted(learning: tuple[bool, bool, bool]) -> None:
+    layer = BatchedLinear([nn.Linear(3, 2) for _ in range(2)])
+    vectors = torch.randn(2, 2, 3)
+    inputs = (vectors, *layer.parameters())
+    for tensor, learns in zip(inputs, learning, strict=True):
+        tensor.requires_grad_(learns)
+    layer(vectors).sum().backward()
+    assert [tensor.grad is not None for tensor in inputs] == list(learning)
+
+
+def test_a_batched_product_in_autocast_is_that_of_torch() -> None:
+    layer = BatchedLinear([nn.Linear(5, 4) for _ in range(3)])
+    vectors = torch.randn(2, 3, 5)
+    found = []
+    for training in (True, False):  # by a function of ours, and by torch's own
+        layer.train(training).zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = layer(vectors)
+        outputs.float().square().sum().backward()
+        found.append((outputs, *(parameter.grad for parameter in layer.parameters())))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs)

@@ -130,7 +130,7 @@ def experts_of(name: str) -> FusedExperts:
 
 def test_measured_for_frozen_weights_and_never_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[str]] = []
-    monkeypatch.setattr(kernels, "_fastest", lambda steps, _: seen.append(set(steps)) or list(steps)[-1])
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: seen.append(set(steps)) or list(steps)[-1])
     features = torch.randn(2, *FEATURES["small"])
     made: dict[bool, dict[str, str]] = {}
     for training, frozen in ((True, False), (False, False), (False, True)):

@@ -1,9 +1,12 @@
 """Steps on a CPU find the memory of the step before."""
 
+import ctypes
 import subprocess
 import sys
 
 import pytest
+
+from nofe.training.memory import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MOST, keep_freed_memory
 
 SCRIPT = """
 import resource
@@ -37,3 +40,22 @@ def pages_cleared(how: str) -> int:
 def test_memory_that_a_step_frees_is_there_for_the_next() -> None:
     assert pages_cleared("kept") < PAGES / 10
     assert pages_cleared("returned") > PAGES / 10, "of large pages there are fewer"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the allocator of other systems is not told")
+@pytest.mark.parametrize("most", [2**30, 2**25, 0], ids=["new glibc", "old glibc", "neither"])
+def test_an_allocator_that_takes_less_is_told_as_much_or_nothing(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trim threshold alone makes it return every piece of 128 KB or more, which it would keep by default."""
+    told = {}
+
+    class Library:
+        @staticmethod
+        def mallopt(option: int, value: int) -> int:
+            if option == M_MMAP_THRESHOLD and value > most:
+                return 0
+            told[option] = value
+            return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library)
+    keep_freed_memory()
+    assert told == ({M_MMAP_THRESHOLD: most, M_TRIM_THRESHOLD: MOST} if most else {})

@@ -34,6 +34,7 @@ SECONDS_A_CANDIDATE = 0.2  # for all its rounds, within these limits
 LAUNCHES_ON_A_GPU = 10  # in a round: it runs behind the processor that launches
 HOPELESS = 2.0  # times slower than the best in the first round: not measured again
 CLEARLY = 0.95  # of the first candidate's time; what is not clearly faster is not worth another rounding
+AT_ALL = 0.99  # of the fused experts' time, by which branches must be faster: fused ones are never to be the slower
 log = logging.getLogger("nofe")
 
 
@@ -232,19 +233,19 @@ def faster_than_branches(
             name: _step(copy.deepcopy(module), features, runtime, training, frozen)
             for name, module in (("fused", experts), (BRANCHES, branches))
         }
-        choice = _fastest(steps, runtime)
+        choice = _fastest(steps, runtime, AT_ALL)
         remembered.add({_prefix(runtime) + key: choice})
     return choice == "fused", {key: choice}
 
 
-def _fastest(steps: dict[str, Callable[[], None]], runtime: Runtime) -> str:
-    """The name of the fastest; the first one, unless another is clearly faster."""
+def _fastest(steps: dict[str, Callable[[], None]], runtime: Runtime, enough: float = CLEARLY) -> str:
+    """The name of the fastest; the first one, unless another takes less than `enough` of its time."""
     with drawing_aside(runtime.device):
         least = _least_seconds(steps, runtime)
     log.debug("%s", {name: f"{1000 * seconds:.3f} ms" for name, seconds in least.items()})
     winner = min(least, key=lambda name: least[name])
     first = next(iter(steps))
-    return first if first in least and least[winner] > CLEARLY * least[first] else winner
+    return first if first in least and least[winner] > enough * least[first] else winner
 
 
 def _least_seconds(steps: dict[str, Callable[[], None]], runtime: Runtime) -> dict[str, float]:

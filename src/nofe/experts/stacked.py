@@ -267,10 +267,43 @@ class BatchedLinear(StackedLayer):
             if self.bias is None:
                 return torch.bmm(weight, columns).permute(2, 0, 1)
             return torch.baddbmm(self.bias[:, :, None], weight, columns).permute(2, 0, 1)
-        by_expert = vectors.transpose(0, 1)  # (K, N, F)
-        if self.bias is None:
-            return torch.bmm(by_expert, weight.transpose(1, 2)).transpose(0, 1)  # (N, K, O)
-        return torch.baddbmm(self.bias[:, None], by_expert, weight.transpose(1, 2)).transpose(0, 1)
+        product = _by_expert if self.training else _ByExpert.forward
+        return product(vectors.transpose(0, 1), weight, self.bias).transpose(0, 1)  # (N, K, O)
+
+
+def _by_expert(vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    device = vectors.device.type
+    if torch.is_autocast_enabled(device):  # inside the function nothing casts gradients
+        kind = torch.get_autocast_dtype(device)
+        vectors, weight, bias = vectors.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+    outputs: Tensor = _ByExpert.apply(vectors, weight, bias)
+    return outputs
+
+
+class _ByExpert(torch.autograd.Function):
+    """A linear layer for each expert. Torch's gradient of the weights comes transposed, and is copied into place."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # (K, N, F), (K, O, F), (K, O)
+        if bias is None:
+            return torch.bmm(vectors, weight.transpose(1, 2))  # (K, N, O)
+        return torch.baddbmm(bias[:, None], vectors, weight.transpose(1, 2))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # (K, N, O)
+        vectors, weight = ctx.saved_tensors
+        to_vectors, to_weight, to_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(gradient, weight) if to_vectors else None,
+            torch.bmm(gradient.transpose(1, 2), vectors) if to_weight else None,
+            gradient.sum(1) if to_bias else None,
+        )
 
 
 class SharedLinear(BatchedLinear):

@@ -4,7 +4,7 @@ import ctypes
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-LARGEST_KEPT = 2**30  # bytes of one piece, larger than a map of any layer
+LARGEST_KEPT = (2**30, 2**25)  # bytes of one piece: larger than a map of any layer, or the most of older glibcs
 MOST = 2**31 - 1  # bytes, what an int holds
 
 
@@ -18,6 +18,6 @@ def keep_freed_memory() -> None:
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+    # Not the second alone: the first would then stay at 128 KB, where by default it grows with what is freed.
+    if mallopt is not None and any(mallopt(M_MMAP_THRESHOLD, size) for size in LARGEST_KEPT):
         mallopt(M_TRIM_THRESHOLD, MOST)
