@@ -16,6 +16,7 @@ from nofe.training.optimizer import (
     caffe_sgd,
     current_rate,
     load_optimizer_tensors,
+    optimizer_of,
     optimizer_tensors,
     set_rate,
 )
@@ -197,3 +198,23 @@ def test_weights_wait_for_gradients_of_other_ranks(ranks: int) -> None:
     backward_and_step(Early([weight], lr=0.5), weight.sum(), ranks=ranks)
     assert bool(early) == (ranks == 1)
     assert weight.tolist() == ([1.0] * 3 if early else [0.5] * 3)
+
+
+@pytest.mark.parametrize("kind", ["caffe-sgd", "sgd", "adamw"])
+def test_a_weight_with_gaps_in_memory_is_stepped_like_any_other(kind: str) -> None:
+    """A kernel that takes it for one piece of memory would write into the gaps, and beyond the end."""
+    torch.manual_seed(0)
+    around = torch.randn(3, 8)
+    with_gaps, plain = nn.Linear(4, 3), nn.Linear(4, 3)
+    with_gaps.weight = nn.Parameter(around[:, ::2])
+    plain.load_state_dict(with_gaps.state_dict())
+    between = around[:, 1::2].clone()
+    recipe = replace(RECIPE, optimizer=kind, momentum=0.9)
+    for model in (with_gaps, plain):
+        optimizer = optimizer_of(model, recipe)
+        for _ in range(4):
+            model.zero_grad()
+            model(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(with_gaps.state_dict(), plain.state_dict())
+    assert torch.equal(around[:, 1::2], between)
