@@ -566,7 +566,7 @@ def test_data_sets_that_are_broken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ("superclass", "neither a grouping of folder:"),
+        ("superclass", "(none) nor a readable JSON file (No such file or directory); write {"),
         (
             '{"a": ["ant", "bee"], "b": ["cow", "cat"]}',
             "'cat' is no class of the data, 'dog' is in no group; name every",
@@ -578,7 +578,7 @@ def test_data_sets_that_are_broken(tmp_path: Path) -> None:
         ('{"a": ["ant", "bee"], "b": ["cow", "dog"], "c": []}', "group 'c' is not a list of class names"),
         ('{"a": 5}', "group 'a' is not a list of class names"),
         ("[]", "is not an object of groups"),
-        ("{", "neither a grouping of folder:"),
+        ("{", "nor a readable JSON file (Expecting property name enclosed in double quotes: line 1 column 2"),
     ],
 )
 def test_groups_that_are_none(groups: str, message: str, animals: Path, tmp_path: Path) -> None:
@@ -964,6 +964,26 @@ def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         refusal("list", code=130) == "interrupted; run the same command again, a training that has begun with --resume"
     )
+
+
+def test_what_the_system_refuses_is_told_in_one_line(animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever reads or writes, and the output itself."""
+    again = "see to it and run the same command again, a training that has begun with --resume"
+    met: list[OSError] = []
+
+    def refused() -> None:
+        raise met[-1]
+
+    monkeypatch.setattr("nofe.architectures.summaries", refused)
+    for error, told in (
+        (PermissionError(13, "Permission denied", "photos/ant"), "photos/ant: permission denied"),
+        (OSError(28, "No space left on device"), "no space left on device"),
+    ):
+        met.append(error)
+        assert refusal("list", code=1) == f"{told}; {again}"
+    met.append(ConnectionError(104, "Connection reset"))  # not about a file, and not told as if it were
+    with pytest.raises(ConnectionError):
+        command("list")
 
 
 def test_sweep_takes_what_is_said_of_networks_and_images_to_train() -> None:

@@ -171,6 +171,33 @@ def test_a_file_counts_once_it_is_listed(tmp_path: Path) -> None:
     assert not run.has("weights")
 
 
+@pytest.mark.parametrize("name", ["weights", runs.MANIFEST, runs.METRICS])
+def test_a_file_that_cannot_be_read_is_not_taken_for_one_to_make_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, read_bytes = Run(tmp_path), Path.read_bytes
+    run.write("weights", OLD)
+    run.append_metrics(LINES[0])
+
+    def forbidden(self: Path) -> bytes:
+        if self.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return read_bytes(self)
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    told = rf"{name}: cannot be read \(permission denied\); check its permissions and the disk"
+    reads = (
+        [run.metrics]
+        if name == runs.METRICS
+        else [lambda: run.read("weights"), lambda: run.has("weights"), run.damaged]
+    )
+    for read in reads:
+        with pytest.raises(UserError, match=told):
+            read()
+    monkeypatch.undo()
+    assert run.read("weights") == OLD
+
+
 @pytest.mark.parametrize("what", ["nothing", "a file"])
 def test_reading_where_no_run_is(what: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
@@ -211,6 +238,15 @@ def test_a_line_cut_short_at_any_place_is_passed_over(tmp_path: Path) -> None:
         run.forget_metrics("experts", after_step=-1)
         run.append_metrics(LINES[-1])
         assert run.metrics() == LINES
+
+
+def test_a_line_that_is_no_text_any_more_is_passed_over(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.append_metrics(LINES[0])
+    with (tmp_path / runs.METRICS).open("ab") as file:
+        file.write(b"\xff\x00\xbf\n")
+    run.append_metrics(LINES[1])
+    assert run.metrics() == LINES[:2]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """`nofe` and `python -m nofe`: run the command line, and turn what goes wrong into one line and an exit code."""
 
+import errno
 import logging
 import os
 import sys
 
 INTERRUPTED = 130
+AGAIN = "run the same command again, a training that has begun with --resume"
 
 
 def main() -> None:
@@ -27,7 +29,9 @@ def main() -> None:
     except NofeError as error:
         sys.exit(error.exit_code if error.told else _fail(str(error), error.exit_code))
     except KeyboardInterrupt:
-        sys.exit(_fail("interrupted; run the same command again, a training that has begun with --resume", INTERRUPTED))
+        sys.exit(_fail(f"interrupted; {AGAIN}", INTERRUPTED))
+    except OSError as error:
+        sys.exit(_fail(f"{_told_by_the_system(error)}; see to it and {AGAIN}", 1))
     except Exception as error:
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             advice = "train it with --no-compile, time it with --mode eager"
@@ -39,6 +43,16 @@ def main() -> None:
         command = context.command_path if context else "nofe"
         message = " ".join(error.format_message().split())
         sys.exit(_fail(f"{message.rstrip('.')}; see {command} --help", getattr(error, "exit_code", 2)))
+
+
+def _told_by_the_system(error: OSError) -> str:
+    """Which file cannot be used and why; or that the output cannot be written. Other failures are not the system's."""
+    reason = (error.strerror or "").lower()
+    if error.filename is not None:
+        return f"{error.filename}: {reason}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return reason
+    raise error
 
 
 def _reason(error: Exception) -> str:

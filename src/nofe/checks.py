@@ -161,8 +161,8 @@ def files_of(config: RunConfig) -> dict[str, str]:
 
 def require_same_files(config: RunConfig, run: Run) -> None:
     """As when the run was started, as far as they are still there."""
-    now = files_of(config)
-    earlier = run.read_json(runs.ENVIRONMENT).get("files", {}) if now else {}
+    now = files_of(config)  # of a rank on another node perhaps none, but what is read from a run all ranks read
+    earlier = run.read_json(runs.ENVIRONMENT).get("files", {})
     changed = [field for field, checksum in now.items() if earlier.get(field, checksum) != checksum]
     if changed:
         raise UserError(

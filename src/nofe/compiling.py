@@ -11,6 +11,7 @@ from nofe.data.stored import StoredImages
 from nofe.experts.network import NetworkOfExperts
 from nofe.stages import base_recipes
 from nofe.task import Task
+from nofe.training.recipe import training_steps
 from nofe.training.runtime import STEPS_WORTH_COMPILING
 
 # Of the experts, before it pays to find out which kernels are fastest: that takes seconds. A shorter training, such as
@@ -29,10 +30,10 @@ def experts_compiled_ahead(task: Task) -> AbstractContextManager[CompilingAhead 
 
 def is_generalist_compiled(task: Task) -> bool:
     """A short stage does without, if its parts are not compiled already, for a base."""
-    runtime, recipe = task.runtime, task.config.generalist
+    runtime = task.runtime
     if not runtime.compile_ahead or base_recipes(task.config):
         return bool(runtime.compile)
-    return recipe.epochs * (len(task.train) // recipe.batch) >= STEPS_WORTH_COMPILING
+    return training_steps(task.config.generalist, len(task.train)) >= STEPS_WORTH_COMPILING
 
 
 def choose_kernels(task: Task, network: NetworkOfExperts) -> None:
@@ -42,10 +43,10 @@ def choose_kernels(task: Task, network: NetworkOfExperts) -> None:
     noted = task.run.read_json(runs.KERNELS) if task.run.has(runs.KERNELS) else {"device": None, "choices": {}}
     known = noted["choices"] if noted["device"] == device.type else {}
     runtime, ranks = task.runtime, task.runtime.ranks
-    batch = min(recipe.batch, len(task.train))
-    steps = recipe.epochs * (len(task.train) // batch)
-    if runtime.kernels == "measure" and steps < STEPS_WORTH_MEASURING and not known:
+    is_short = training_steps(recipe, len(task.train)) < STEPS_WORTH_MEASURING
+    if runtime.kernels == "measure" and is_short and not known:
         runtime = replace(runtime, kernels="together")
+    batch = min(recipe.batch, len(task.train))
     shape = (batch // ranks.count, 3, recipe.augmentation.crop, recipe.augmentation.crop)
     # All ranks must hold the same parameters: the first one measures.
     chosen = ranks.first(lambda: network.choose_kernels(shape, runtime, training=True, known=known))

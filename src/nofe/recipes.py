@@ -315,14 +315,12 @@ def configured(chosen: Mapping[str, Any], settings: Sequence[str] = ()) -> RunCo
 
     `recipe` is among what can be chosen; without it, it is the architecture's, or where weights are given `finetune`.
     """
-    by_field = {name: value for name, value in chosen.items() if name != "recipe"}
-    given = [*as_settings(by_field), *settings]
-    weights = dict(setting.partition("=")[::2] for setting in given).get("adapt.weights", "")
-    architecture, dataset = chosen.get("architecture"), chosen.get("data.name")
+    given = [*as_settings({name: value for name, value in chosen.items() if name != "recipe"}), *settings]
+    by_field = dict(setting.split("=", 1) for setting in given if "=" in setting)  # however they were chosen
     config = default_run(
-        DEMO_ARCHITECTURE if architecture is None else architecture,
-        DEMO_DATASET if dataset is None else dataset,
-        chosen.get("recipe") or recipe_for(weights),
+        by_field.get("architecture", DEMO_ARCHITECTURE),
+        by_field.get("data.name", DEMO_DATASET),
+        chosen.get("recipe") or recipe_for(by_field.get("adapt.weights", "")),
     )
     return with_settings(config, given)
 

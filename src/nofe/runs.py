@@ -75,7 +75,7 @@ class Run:
             raise UserError(no_run_in(self.path))
         if expected is None or not self.file(name).exists():
             raise UserError(f"{self.path}: there is no finished {name}; {self._why_not_there(name)}")
-        content = self.file(name).read_bytes()
+        content = _content(self.file(name))
         if hashlib.sha256(content).hexdigest() != expected:
             advice = "put the old one back, or start a new run" if name in GIVEN else "--resume makes it again"
             raise RunError(f"{self.file(name)}: content changed since it was written; {advice}")
@@ -122,11 +122,8 @@ class Run:
 
     def has(self, name: str) -> bool:
         """Whether the file is finished and undamaged."""
-        try:
-            self.read(name)
-        except (UserError, RunError):
-            return False
-        return True
+        expected, file = self._manifest().get(name), self.file(name)
+        return expected is not None and file.exists() and hashlib.sha256(_content(file)).hexdigest() == expected
 
     def damaged(self) -> list[str]:
         """Files that were finished once and are gone or changed."""
@@ -152,7 +149,7 @@ class Run:
         if not self.file(METRICS).exists():
             return []
         lines = []
-        for text in self.file(METRICS).read_text().splitlines():
+        for text in _content(self.file(METRICS)).decode(errors="replace").splitlines():
             try:
                 lines.append(json.loads(text))
             except ValueError:
@@ -167,10 +164,21 @@ class Run:
 
     def _manifest(self) -> dict[str, str]:
         try:
-            manifest: dict[str, str] = json.loads(self.file(MANIFEST).read_bytes())
+            manifest: dict[str, str] = json.loads(_content(self.file(MANIFEST)))
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
         return manifest
+
+
+def _content(file: Path) -> bytes:
+    """A file that cannot be read is neither absent nor damaged: what it holds is not made again."""
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{file}: cannot be read ({reason}); check its permissions and the disk") from error
 
 
 def is_run(path: Path) -> bool:
@@ -266,7 +274,7 @@ def _refuse_other_content(path: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    import fcntl  # not on Windows; a folder is then not guarded against a second process
+    import fcntl  # here, because Windows has none, and reads runs all the same
 
     with failing_writes_explained(path):
         lock = (path / LOCK).open("w")

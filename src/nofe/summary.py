@@ -47,8 +47,10 @@ def images_before_training(task: Task) -> dict[str, Any]:
 def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
     """Parameters and multiplications of base and experts, the experts' with specialties of equal size."""
     config = task.config
-    known = config.specialties.rule == "groups"
-    experts = len(set(group_of_class(config.specialties.groups, task.dataset))) if known else config.specialties.count
+    experts = config.specialties.count
+    if config.specialties.rule == "groups":  # their file may lie where rank 0 is
+        groups = task.runtime.ranks.first(lambda: group_of_class(config.specialties.groups, task.dataset))
+        experts = len(set(groups.tolist()))
     sizes = sizes_of(task.architecture, task.classes, experts, config.experts.augmentation.crop)
     return {name: dataclasses.asdict(size) for name, size in sizes.items()}
 

@@ -20,6 +20,7 @@ from nofe.stages import recipe_of_stage
 from nofe.streams import seed_for
 from nofe.training.journal import Journal
 from nofe.training.progress import Progress
+from nofe.training.recipe import training_steps
 from nofe.training.runtime import Runtime, environment
 
 
@@ -90,4 +91,4 @@ def _described(dataset: Dataset) -> dict[str, Any]:
 
 def longest_stage(config: RunConfig, images: int) -> int:
     """How many training steps it has."""
-    return max(recipe.epochs * (images // recipe.batch) for recipe in recipe_of_stage(config).values())
+    return max(training_steps(recipe, images) for recipe in recipe_of_stage(config).values())

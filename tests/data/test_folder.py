@@ -4,6 +4,7 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,10 +151,29 @@ def test_layout_mistakes_are_told_apart(birds: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed_is_named(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(self: Path) -> None:
-        raise PermissionError(13, "Permission denied")
+        raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "iterdir", forbidden)  # a superuser, as in containers, may list any folder
     assert refusal(birds) == f"{birds}: cannot be read (Permission denied); check its permissions"
+
+
+def test_a_folder_inside_a_class_that_cannot_be_listed_is_named(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its images would be missing without a word."""
+    inner = birds / "train" / "ant" / "more"
+    write_image(inner / "9.png")
+    scandir = os.scandir
+
+    def forbidden(path: str | Path) -> Any:
+        if Path(path) == inner:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", forbidden)
+    told = f"{inner}: cannot be read (Permission denied); check its permissions"
+    assert refusal(birds) == told
+    with pytest.raises(UserError) as caught:
+        find_images([birds / "train"])
+    assert str(caught.value) == told
 
 
 def test_a_class_only_in_val_is_named(birds: Path) -> None:

@@ -87,6 +87,16 @@ def test_test_images_among_the_classes_are_not_trained_on(tmp_path: Path) -> Non
     assert "lies among the classes" in refusal(tmp_path, test=str(tmp_path / "judged"))
 
 
+def test_training_images_are_not_judged_by(tmp_path: Path) -> None:
+    unsplit(tmp_path / "train")
+    write_images(tmp_path / "val", "ant/x.png", "bee/y.png")
+    (tmp_path / "linked").symlink_to(tmp_path / "train")
+    for named in ("train", "linked", "train/ant"):
+        told = f"data.test={tmp_path / named}: lies in {tmp_path / 'train'}, and would be trained on; name a folder of"
+        assert told in refusal(tmp_path, test=str(tmp_path / named))
+    assert len(list_folder(tmp_path, test=str(tmp_path / "val")).train) == 20
+
+
 def test_one_image_cannot_be_held_out(tmp_path: Path) -> None:
     write_images(unsplit(tmp_path), "cow/1.png")
     assert "class 'cow' has one training image, which cannot be both" in refusal(tmp_path)

@@ -1,5 +1,7 @@
 """What torchrun starts in test_distributed.py, once for each rank. A test runs the same functions as one process."""
 
+import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -202,7 +204,12 @@ def together(out: Path, images: Path) -> None:
         out / f"norms-of-{rank}", f"folder:{images}", settings=short, device="cpu", sync_batch_norm=True, quiet=True
     )["networks"]
     folder = out / f"gone-on-with-by-{rank}"
-    nofe.train(folder, f"folder:{images}", settings=short | {"until": "specialties"}, device="cpu", quiet=True)
+    os.chdir(out if rank == 0 else images)  # where only rank 0 finds the file of groups
+    if rank == 0:
+        names = sorted(path.name for path in (images / "train").iterdir())
+        Path("groups.json").write_text(json.dumps({"some": names[:3], "others": names[3:]}))
+    by_groups = {"until": "specialties", "specialties.rule": "groups", "specialties.groups": "groups.json"}
+    nofe.train(folder, f"folder:{images}", settings=short | by_groups, device="cpu", quiet=True)
     if rank == 0:
         (folder / runs.SUMMARY).unlink()
     # As the run has it, which rank 1 cannot read: it is told.

@@ -407,7 +407,7 @@ def test_a_compiled_step_is_the_same_training(recipe: Recipe, monkeypatch: pytes
     np.testing.assert_allclose(found(compile=True), eager, rtol=1e-3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_a_captured_step_is_the_same_training(recipe: Recipe) -> None:
     full = replace(

@@ -2,18 +2,21 @@
 
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nofe.architectures import ARCHITECTURES
 from nofe.architectures.matched import MATCHED
 from nofe.config import SpecialtiesConfig
-from nofe.data.batches import Augmentation
+from nofe.data.batches import Augmentation, Batches, DeviceImages
+from nofe.data.dataset import ImageSet
 from nofe.errors import UserError
 from nofe.generalist import GeneralistConfig
-from nofe.recipes import RECIPES, Recipes, base_by, default_run
-from nofe.training.recipe import Recipe, rate_in_epoch
+from nofe.recipes import RECIPES, Recipes, base_by, configured, default_run
+from nofe.training.recipe import Recipe, rate_in_epoch, training_steps
 
 # Epochs at each rate; weight decay; batch; crop, padding, mirror.
 EXPECTED = {
@@ -95,6 +98,16 @@ def test_the_default_run_is_the_recipe_of_its_network(name: str) -> None:
     assert (run.generalist.start, run.experts.start) == ("random", "generalist")
 
 
+@pytest.mark.parametrize("name", ["alexnet-c100", "resnet56-c100"])
+def test_a_network_that_is_chosen_by_its_field_has_its_own_recipe(name: str) -> None:
+    assert configured({}, [f"architecture={name}"]) == default_run(name)
+    assert configured({"architecture": "small"}, [f"architecture={name}", "seed=3"]) == configured(
+        {"architecture": name, "seed": 3}
+    )
+    with pytest.raises(UserError, match="--set architecture: has no '='"):
+        configured({}, ["architecture"])
+
+
 def test_how_specialties_are_learned() -> None:
     """Rows 15 to 20: 10,000 training images, every epoch; a fifth of an epoch on ImageNet; lambda 1000, one sweep."""
     for name in EXPECTED.keys() & {(name, "generalist") for name in RECIPES}:
@@ -116,6 +129,16 @@ def test_the_base_by_the_experts_recipe_is_trained_like_the_experts() -> None:
         experts = asdict(recipes.experts)
         del experts["start"]
         assert asdict(base_by(recipes.experts)) == experts
+
+
+@given(epochs=st.integers(1, 5), batch=st.integers(1, 30), count=st.integers(1, 40))
+def test_a_training_has_as_many_steps_as_its_batches_give(epochs: int, batch: int, count: int) -> None:
+    """With fewer images than a batch wants, too."""
+    recipe = Recipe(epochs=epochs, batch=batch, rate=0.1, weight_decay=0, augmentation=Augmentation(crop=2))
+    images = ImageSet(np.zeros((count, 3, 2, 2), dtype=np.uint8), np.zeros(count, dtype=np.int64))
+    on_device = DeviceImages(images, np.zeros((3, 2, 2), dtype=np.float32), torch.device("cpu"))
+    batches = Batches(on_device, recipe.augmentation, batch=recipe.batch, seed=0, stage="base")
+    assert training_steps(recipe, count) == recipe.epochs * batches.steps_per_epoch
 
 
 @pytest.mark.parametrize("role", ["experts", "base"])

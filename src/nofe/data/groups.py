@@ -2,14 +2,15 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nofe.data.dataset import Dataset
 from nofe.errors import UserError
+from nofe.files import expand_home
 
 AS_IN = 'write {"birds": ["crow", "wren"], ...}'
 
@@ -19,17 +20,21 @@ def group_of_class(groups: str, dataset: Dataset) -> NDArray[np.int64]:
     if groups in dataset.groups:
         return np.array(dataset.groups[groups])
     try:
-        named: Any = json.loads(Path(groups).read_text())
+        named: Any = json.loads(expand_home(groups).read_bytes())  # in any encoding that JSON may have
     except (OSError, ValueError) as error:
         known = ", ".join(dataset.groups) or "none"
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(
-            f"specialties.groups={groups}: neither a grouping of {dataset.name} ({known}) nor a readable JSON file; "
-            f"{AS_IN}"
+            f"specialties.groups={groups}: neither a grouping of {dataset.name} ({known}) nor a readable JSON file "
+            f"({reason}); {AS_IN}"
         ) from error
     _require_lists(groups, named)
-    _require_every_class_once(groups, named, dataset.class_names)
+    # The folder "été" of a Mac is spelt with other characters than the same word from a keyboard.
+    named = {group: [normalize("NFC", name) for name in names] for group, names in named.items()}
+    class_names = [normalize("NFC", name) for name in dataset.class_names]
+    _require_every_class_once(groups, named, class_names)
     group_of_name = {name: index for index, names in enumerate(named.values()) for name in names}
-    return np.array([group_of_name[name] for name in dataset.class_names])
+    return np.array([group_of_name[name] for name in class_names])
 
 
 def _require_lists(groups: str, named: Any) -> None:
@@ -42,7 +47,7 @@ def _require_lists(groups: str, named: Any) -> None:
         raise UserError(f"{groups}: has {len(named)} group; experts need two or more")
 
 
-def _require_every_class_once(groups: str, named: dict[str, list[str]], class_names: tuple[str, ...]) -> None:
+def _require_every_class_once(groups: str, named: dict[str, list[str]], class_names: list[str]) -> None:
     listed = Counter(name for names in named.values() for name in names)
     wrong = {
         "is no class of the data": sorted(listed.keys() - set(class_names)),

@@ -12,6 +12,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from nofe.data.decode import FORMAT_LIST, SUFFIXES
 from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, OF_RUN, Files, Listing, Spelling, fraction_of
@@ -70,6 +71,10 @@ def _find_parts(path: Path, test: str, spelt: Spelling) -> tuple[Path, Path | No
             )
     folders = subfolders(path)
     train, given = part_of(folders, TRAIN_FOLDERS), part_of(folders, TEST_FOLDERS)
+    if train is not None and named is not None and named.resolve().is_relative_to((path / train).resolve()):
+        raise UserError(
+            f"{spelt.test}={test}: lies in {path / train}, and would be trained on; name a folder of other images"
+        )
     if train is None:
         if given is not None and test == NOTHING_HELD_OUT:
             return path / given, None  # to judge by, without anything to train on
@@ -231,7 +236,12 @@ def subfolders(folder: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
-        raise UserError(f"{folder}: cannot be read ({error.strerror or error}); check its permissions") from error
+        _refuse_unlisted(error)
+
+
+def _refuse_unlisted(error: OSError) -> NoReturn:
+    """What lies in a folder that cannot be listed is not to be missing without a word."""
+    raise UserError(f"{error.filename}: cannot be read ({error.strerror or error}); check its permissions") from error
 
 
 def _list_images(part: Path, classes: Sequence[str], root: Path) -> Files:
@@ -240,6 +250,8 @@ def _list_images(part: Path, classes: Sequence[str], root: Path) -> Files:
     labels: list[int] = []
     passed_over: list[Path] = []
     for label, name in enumerate(classes):
+        if not (part / name).is_dir():  # to judge by there need not be images of every class
+            continue
         images, others = walk(part / name)
         files.extend(images)
         labels.extend([label] * len(images))
@@ -321,7 +333,7 @@ def walk(folder: Path) -> tuple[list[Path], list[Path]]:
     images: list[Path] = []
     others: list[Path] = []
     seen: set[tuple[int, int]] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=_refuse_unlisted, followlinks=True):
         state = os.stat(parent)
         if (state.st_dev, state.st_ino) in seen:
             folders.clear()

@@ -114,10 +114,7 @@ class Specialties:
         return tuple(tuple(group.tolist()) for group in np.split(self.class_of_slot, ends))
 
     def to_json(self, class_names: Sequence[str] | None = None) -> dict[str, Any]:
-        """A dict for specialties.json that a person can read: ids and names, specialty by specialty.
-
-        Without names it is what a checkpoint needs.
-        """
+        """A dict for specialties.json that a person can read: ids and, if given, names, specialty by specialty."""
         if class_names is not None and len(class_names) != self.classes:
             raise UserError(
                 f"class names: {len(class_names)} given for {self.classes} classes; pass one for each class"

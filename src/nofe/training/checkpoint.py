@@ -23,8 +23,8 @@ log = logging.getLogger("nofe")
 class Checkpoint:
     stage: str
     step: int
-    tensors: dict[str, Tensor]  # model.*, momentum.*, ema.*, generator.*
-    notes: dict[str, Any]  # what is not a tensor: totals of the epoch, specialties, threads
+    tensors: dict[str, Tensor]  # model.*, what the optimizer remembers, ema.*, generator.*, totals of the epoch
+    notes: dict[str, Any]  # what is not a tensor: rate, images seen, threads, specialties
 
 
 def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:

@@ -60,6 +60,11 @@ class Recipe:
             raise UserError(f"schedule=cosine, drops={list(self.drops)}: a cosine has no drops; set drops=[]")
 
 
+def training_steps(recipe: Recipe, images: int) -> int:
+    """Of a whole stage. Where there are fewer images than a batch has, a step sees all of them."""
+    return recipe.epochs * (images // min(recipe.batch, images))
+
+
 def rate_at(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """The learning rate of a step, counted from 0 over the whole stage; never 0."""
     rising = round(recipe.warmup_epochs * steps_per_epoch)
