@@ -72,6 +72,15 @@ def test_what_is_stopped_before_the_machine_is_gone_is_begun(tmp_path: Path) -> 
     assert outcome.stopped == ["long"]
 
 
+def test_where_the_machine_will_be_gone_what_is_shorter_does_not_come_before_its_turn(tmp_path: Path) -> None:
+    """The long one cannot end by now, but with the next command: put off until then it would be too late for it."""
+    long, short = (Sleeping(name, tmp_path, lasts=60, expected=seconds) for name, seconds in (("long", 100), ("s", 1)))
+    outcome = run_side_by_side([long, short], sleep, at_once=1, minutes=0.1, gone_in=5)
+    assert (outcome.stopped, outcome.not_begun) == (["long"], ["s"])
+    outcome = run_side_by_side([long, short], sleep, at_once=1, minutes=0.1)
+    assert (outcome.stopped, outcome.not_begun) == (["s"], ["long"]), "where its checkpoint stays, it can wait"
+
+
 def test_jobs_beside_others_are_expected_to_take_longer_from_the_first_on(tmp_path: Path) -> None:
     """Three that take 200 seconds alone do not end in 300 side by side, though one does."""
     jobs = [Sleeping(name, tmp_path, lasts=0.1, expected=200) for name in "abc"]

@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from nofe.errors import Interrupted, NofeError, UserError
 from nofe.signals import on_signals_to_end
 
+AT_ONCE = 8  # on a GPU, where nobody says how many
 SECONDS_TO_STOP = 60.0  # for a step and a checkpoint
 # Until some have ended, n jobs side by side are taken to last n to this power times as long as one alone: on an H200
 # three took 2.3 times as long (ResNet56-C100, NIN-C100), eight 4.5 to 4.8 times (AlexNet-C100, VGG11-C100).
@@ -74,7 +75,8 @@ def run_side_by_side(
 
     After `minutes` jobs that are under way stop with a checkpoint, and nothing new is begun. A signal does the same,
     and is raised as Interrupted. Where checkpoints are `gone_in` so many minutes, with the machine, a job that is not
-    likely to end by then is not begun. Stages of the keys in `trained` are there already.
+    likely to end by then is not begun, and one that is begins in its turn, though it may have to stop and go on before.
+    Stages of the keys in `trained` are there already.
     """
     from nofe.training.runtime import sharing_the_gpu
 
@@ -153,12 +155,14 @@ def _next(waiting: Sequence[AnyJob], crew: "_Crew[AnyJob]", left: Left) -> AnyJo
     """The first that shares no stage with one under way (it will find it trained), and that may end in the time left.
 
     If none may, the first that cannot: it goes on from its checkpoint the next time, and the device is not left idle.
-    But no job whose checkpoint would be gone before its end.
+    But no job whose checkpoint would be gone before its end; where that is near, the first that may end before it,
+    whether now or the next time: what is longest is not put off until there is no time for it.
     """
     busy = set().union(*(job.keys() for job in crew.at_work.values())) - crew.trained
     free = [job for job in waiting if not job.keys() & busy]
     worth_it = [job for job in free if job.seconds(crew.trained) <= left.to_gone]
-    fitting = (job for job in worth_it if job.seconds(crew.trained) <= left.to_stop)
+    time_left = left.to_stop if left.to_gone == math.inf else left.to_gone
+    fitting = (job for job in worth_it if job.seconds(crew.trained) <= time_left)
     return next(fitting, worth_it[0] if worth_it else None)
 
 

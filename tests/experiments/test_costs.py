@@ -59,6 +59,19 @@ def test_a_shared_stage_is_paid_for_once() -> None:
     assert left_of([one], 1, [done], GROWTH) == Left(0.0, unknown=False)
 
 
+def test_side_by_side_costs_what_was_measured_so_and_nothing_else_has_an_estimate() -> None:
+    """Three took 2.3 times as long as one, eight 4.5 to 4.8 times; WRN-28-10 keeps a GPU busy alone."""
+    base, resnet = EXPERTS["base"], TABLES["table-4"].rows[-1].experiment
+    for experiment in (base, resnet):
+        for at_once, seeds, times in ((3, 3, 2.3), (3, 30, 2.3), (8, 8, 4.65), (8, 3, 2.3), (1, 8, 1)):
+            alone, beside = (left_of([experiment], seeds, [], GROWTH, count).seconds for count in (1, at_once))
+            assert beside / alone == pytest.approx(times / min(seeds, at_once), rel=0.03)
+    of_today = TABLES["today"].experiments()
+    assert not left_of(of_today, 3, [], GROWTH).unknown
+    assert str(left_of(of_today, 3, [], GROWTH, 8)) == "not known"
+    assert str(left_of([*of_today, base], 3, [], GROWTH, 8)).startswith("more than ")
+
+
 def test_estimates_are_those_of_the_measured_steps() -> None:
     """Steps of an epoch, and some time to test."""
     file = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200" / "steps-by-network.json"

@@ -26,6 +26,7 @@ from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
 from nofe.errors import Interrupted, UserError
 from nofe.evaluation import accuracy, mean_probabilities
 from nofe.experiments import hdcnn, measures, reproduce
+from nofe.experiments.estimates import HDCNN_SECONDS_AN_EPOCH
 from nofe.experiments.hdcnn import HDCNNConfig, assemble, open_hdcnn, train_hdcnn
 from nofe.experiments.hdcnn_network import (
     HDCNN,
@@ -365,6 +366,11 @@ def test_a_small_one_beats_chance_and_says_what_it_is(finished: tuple[Path, dict
     dataset = small_dataset(per_class=24)
     test = DeviceImages(dataset.test, pixel_mean(dataset.train), CPU)
     assert accuracy(network, test, 32, RUNTIME) == summary["top_1"]
+
+
+def test_its_stages_are_those_that_are_planned_for(finished: tuple[Path, dict[str, Any]]) -> None:
+    stages = {line["stage"].partition("-")[0] for line in Run(finished[0]).metrics()}
+    assert stages - {"building"} == HDCNN_SECONDS_AN_EPOCH.keys()
 
 
 def test_the_test_images_decide_nothing(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

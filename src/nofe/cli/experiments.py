@@ -29,6 +29,7 @@ from nofe.cli.options import (
     data_settings,
     network_settings,
 )
+from nofe.side_by_side import AT_ONCE
 
 if TYPE_CHECKING:
     from nofe.side_by_side import Outcome
@@ -84,7 +85,7 @@ def sweep(
     if architecture is not None:
         trust(architecture)
     jobs = trainings(configured(chosen, set_ or []), range(seeds), experts or [], rule or [])
-    at_once = side_by_side or (8 if is_on_cuda(device) else 1)
+    at_once = side_by_side or (AT_ONCE if is_on_cuda(device) else 1)
     options = TrainingOptions(device, compile_, "known" if at_once > 1 else "measure")
     outcome = run_all(jobs, out, options, at_once=at_once, minutes=minutes)
     print(f"\n{sweep_in_words(jobs, out)}\n\nThe runs are in {out}.")
@@ -114,9 +115,10 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     minutes: Minutes = None,
     gone_in: Annotated[
-        float | None, typer.Option(help="The machine is gone after these minutes: begin what may end by then.")
+        float | None,
+        typer.Option(help="The machine is gone after these minutes: begin what may end by then, longest first."),
     ] = None,
-    side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = 8,
+    side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = AT_ONCE,
     data_root: Annotated[Path, typer.Option(help="Folder that holds CIFAR-100, or to download it to.")] = Path("data"),
     work: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
     folder: Annotated[Path, typer.Option(help="Folder for one JSON file per finished run, by device.")] = Path(
@@ -144,7 +146,7 @@ def reproduce(
 
     if list_:
         listed = tables_named(tables) if tables else list(TABLES.values())
-        print(page.overview(listed, seeds, results_in(folder), growth_in(Path("benchmarks/results"))))
+        print(page.overview(listed, seeds, results_in(folder), growth_in(Path("benchmarks/results")), side_by_side))
         return
     if not tables:
         raise UserError("reproduce: no table is named; see nofe reproduce --list, or name all")

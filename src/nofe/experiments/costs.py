@@ -9,12 +9,15 @@ from typing import Any
 
 from nofe.config import RunConfig
 from nofe.experiments.estimates import epochs_of, seconds_of
+from nofe.experiments.paper_tables import PAPER_TABLE_3
 from nofe.experiments.reproduce import Job, keys_with_results
 from nofe.experiments.table import Experiment
 from nofe.reuse import stage_keys
+from nofe.side_by_side import SLOWER_BESIDE_OTHERS
 
 PLANNED_EXPERTS = 10  # K of the times that `reproduce` plans by
 PRECISION_OF_GPUS = "bf16"  # what `auto` is
+TIMED_BESIDE_OTHERS = tuple(PAPER_TABLE_3)  # and networks of another depth and width that are made of them
 GROWTH_FILES = "*-train-as-experts-grow.json"
 
 # Time that K experts add to the step of the base, over that of ten; by K, ascending.
@@ -100,7 +103,7 @@ def cost_of(config: RunConfig, images: int, steps: Iterable[Step]) -> Cost | Non
 
 @dataclass(frozen=True)
 class Left:
-    """What is missing, each run alone on an H200."""
+    """What is missing, on an H200."""
 
     seconds: float  # of what has an estimate
     unknown: bool  # whether something has none
@@ -130,23 +133,32 @@ def growth_in(benchmarks: Path) -> Growth:
 
 
 def left_of(
-    experiments: Iterable[Experiment], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth
+    experiments: Iterable[Experiment],
+    seeds: int,
+    results: Sequence[Mapping[str, Any]],
+    growth: Growth,
+    at_once: int = 1,
 ) -> Left:
-    """A stage that several missing runs share is paid for once; one of a finished run, once more."""
+    """A stage that several missing runs share is paid for once; one of a finished run, once more.
+
+    Beside others, as many as there are up to `at_once`, only networks have an estimate that were timed so.
+    """
     there = keys_with_results(results)
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
     paid: set[str] = set()
-    known, unknown = 0.0, False
+    known: list[float] = []
+    unknown = False
     for job in jobs:
         if job.done(there, results):
             continue
         seconds = seconds_of_job(job, paid, growth)
         paid |= job.keys()
-        if math.isfinite(seconds):
-            known += seconds
+        if math.isfinite(seconds) and (at_once == 1 or job.config.architecture.startswith(TIMED_BESIDE_OTHERS)):
+            known.append(seconds)
         else:
             unknown = True
-    return Left(known, unknown)
+    beside = max(1, min(at_once, len(known)))
+    return Left(sum(known) * beside ** (SLOWER_BESIDE_OTHERS - 1), unknown)
 
 
 def seconds_of_job(job: Job, paid: set[str], growth: Growth) -> float:

@@ -61,7 +61,9 @@ def retrieval_cells(index: Index) -> list[tuple[str, ...]]:
     return lines
 
 
-def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth) -> str:
+def overview(
+    tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth, at_once: int
+) -> str:
     """Every table with its rows: how many of its runs are done, and an estimate of what all and the missing ones cost.
 
     Rows have stages in common: each has the price that it has by itself, a table and the total pay for a stage once.
@@ -70,27 +72,32 @@ def overview(tables: Sequence[Table], seeds: int, results: Sequence[Mapping[str,
     titles: dict[int, str] = {}  # by line: too long for a column
     for table in tables:
         titles[len(lines)] = table.title
-        lines.append((table.name, *_state(table.experiments(), seeds, results, growth)))
-        lines += [(f"    {row.label}", *_state([row.experiment], seeds, results, growth)) for row in table.rows]
+        lines.append((table.name, *_state(table.experiments(), seeds, results, growth, at_once)))
+        lines += [
+            (f"    {row.label}", *_state([row.experiment], seeds, results, growth, at_once)) for row in table.rows
+        ]
     for title, counted in (("the paper on CIFAR-100", tables_named(["all"])), ("everything", list(TABLES.values()))):
         if len(tables) > 1 and all(table in tables for table in counted):
-            lines.append((f"total, {title}", *_state(experiments_of(counted), seeds, results, growth)))
-    head = ("", "runs done", "state", "GPU minutes", "missing")
+            lines.append((f"total, {title}", *_state(experiments_of(counted), seeds, results, growth, at_once)))
+    head = ("", "runs done", "state", "GPU minutes", "missing", "side by side")
     names, rule, *listed = text_table(head, lines).splitlines()
     listed = [f"{line}  {titles[place]}" if place in titles else line for place, line in enumerate(listed)]
-    notes = "Minutes are estimates for an H200 with each run alone on it; side by side they are fewer."
+    notes = (
+        "Minutes are estimates for an H200, each run alone on it; side by side those of what is missing, up to "
+        f"{at_once} at a time,\nwhere the network was measured so. What it takes to begin a run comes on top."
+    )
     return "\n".join([names, rule, *listed, "", notes])
 
 
 def _state(
-    experiments: Sequence[Experiment], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth
-) -> tuple[str, str, str, str]:
-    """Runs that are done, of how many; a word for it; minutes of all of them, and of those that are missing."""
+    experiments: Sequence[Experiment], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth, at_once: int
+) -> tuple[str, ...]:
+    """Runs that are done, of how many; a word for it; minutes of all of them, and of the missing, alone and not."""
     there = keys_with_results(results)
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
     done = sum(job.done(there, results) for job in jobs)
     counted, whole = f"{done}/{len(jobs)}", str(left_of(experiments, seeds, [], growth))
     if done == len(jobs):
-        return counted, "done", whole, ""
-    state = "in part" if done else "missing"
-    return counted, state, whole, str(left_of(experiments, seeds, results, growth))
+        return counted, "done", whole, "", ""
+    left = (str(left_of(experiments, seeds, results, growth, beside)) for beside in (1, at_once))
+    return counted, "in part" if done else "missing", whole, *left

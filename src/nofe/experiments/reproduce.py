@@ -19,7 +19,7 @@ from nofe import runs
 from nofe.architectures import architecture_named
 from nofe.config import RunConfig
 from nofe.errors import NofeError, UserError
-from nofe.experiments.estimates import HDCNN_SECONDS, SECONDS_TO_BEGIN, epochs_of, seconds_of
+from nofe.experiments.estimates import SECONDS_TO_BEGIN, epochs_of, seconds_of, seconds_of_hdcnn
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.results import add_to_result, file_hdcnn, file_result, results_in
 from nofe.experiments.table import Experiment
@@ -51,6 +51,11 @@ class Job:
     def config(self) -> RunConfig:
         return self.experiment.seeded(self.seed)
 
+    def folders(self, runs_of: Path) -> list[Run]:
+        """Its run's, and of an HD-CNN that of the base that it begins with."""
+        base = [Job(base_of_hdcnn(self.experiment), self.seed)] if self.experiment.hdcnn else []
+        return [Run(runs_of / job.name) for job in (*base, self)]
+
     def keys(self) -> set[str]:
         """Of all that it trains: an HD-CNN, the base that it begins with, too."""
         keys = set(keys_of_experiment(self.experiment, self.seed).values())
@@ -80,7 +85,8 @@ class Job:
             for stage in epochs
             if keys[stage] not in trained
         )
-        return of_run + (HDCNN_SECONDS if self.experiment.hdcnn and not self.keys() <= trained else 0.0)
+        is_left = self.experiment.hdcnn and not self.keys() <= trained
+        return of_run + (seconds_of_hdcnn(self.behind) if is_left else 0.0)
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,16 @@ class Workshop:
 
 
 def with_progress(jobs: Iterable[Job], runs_of: Path) -> list[Job]:
-    """The jobs, knowing how many epochs their folders have of each stage."""
-    return [replace(job, behind=_epochs_in(Run(runs_of / job.name))) for job in jobs]
+    """The jobs, knowing how many epochs folders have of each stage; that of an HD-CNN's base is another."""
+    return [
+        replace(job, behind={stage: epoch for run in job.folders(runs_of) for stage, epoch in _epochs_in(run).items()})
+        for job in jobs
+    ]
+
+
+def before_it_is_gone(jobs: Iterable[Job]) -> list[Job]:
+    """What was begun first, as it would be lost; then the longest, as shorter ones find time after it, and not it."""
+    return sorted(jobs, key=lambda job: (not job.behind, -job.seconds()))
 
 
 def trained_in(runs_of: Path) -> set[str]:
@@ -153,7 +167,10 @@ def reproduce(
     gone_in: float | None = None,
     say: Callable[[str], None] = print,
 ) -> Outcome:
-    """Run the jobs, `side_by_side` at a time, and file each result. `gone_in`: as in run_side_by_side."""
+    """Run the jobs, `side_by_side` at a time, and file each result. `gone_in`: as in run_side_by_side.
+
+    They begin in the order given, but for a machine that will be gone, as `before_it_is_gone` has them.
+    """
     began = time.monotonic()
     require_images(jobs)
     if side_by_side > 1:
@@ -161,8 +178,9 @@ def reproduce(
     else:
         workshop = replace(workshop, kernels="measure")  # each run its own: nothing disturbs it
     spent = (time.monotonic() - began) / 60
+    planned = with_progress(jobs, workshop.runs)
     outcome = run_side_by_side(
-        with_progress(jobs, workshop.runs),
+        planned if gone_in is None else before_it_is_gone(planned),
         partial(run_job, workshop=workshop),
         at_once=side_by_side,
         minutes=None if minutes is None else minutes - spent,
