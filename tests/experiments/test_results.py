@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from nofe import runs
 from nofe.config import to_json
 from nofe.errors import UserError
 from nofe.experiments.claims import Comparison, Judged, epochs_of_row, experts_and_base, judged, peak_and, sizes
-from nofe.experiments.claims_page import comparisons_table
+from nofe.experiments.claims_page import comparisons_table, differences
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.markdown import results_page
@@ -64,6 +65,29 @@ def test_the_figures_of_the_readme_are_those_of_the_files() -> None:
     assert [(share, parameters) for _, share, parameters in shown] == [
         (f"{each['accuracy']:.2%}", f"{each['parameters']:,}") for each in demo["networks"].values()
     ]
+
+
+def test_what_the_readme_says_does_not_hold_is_what_the_files_say() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    outcomes = {
+        one.words: one.outcome for each in judged(Index(read_results(ROOT / "results"))) for one in each.comparisons
+    }
+    for said, words, outcome in (
+        (
+            "a plain network with the experts' parameters and depth is better than the experts",
+            "alexnet-c100, experts and a base of the same parameters and depth",
+            "not held",
+        ),
+        (
+            "learned specialties are not measurably better than random ones",
+            "fully-balanced and random ones",
+            "too close to call",
+        ),
+        ("and all of it for VGG11", "vgg11-c100, experts and a base of 200 epochs", "too close to call"),
+        ("what is left for NIN is within the noise", "nin-c100, experts and a base of 333 epochs", "too close to call"),
+    ):
+        [found] = {each for each in outcomes if each.startswith(words)}
+        assert (said in readme, outcomes[found]) == (True, outcome)
 
 
 def test_the_readme_compares_with_the_base_by_the_same_recipe(quick: dict[str, Any]) -> None:
@@ -172,13 +196,40 @@ def test_a_rule_that_ended_with_one_expert_is_said_to_have(quick: dict[str, Any]
     assert "had taken all classes" not in uneven
 
 
+def test_what_elasso_s_specialties_came_to_is_said(quick: dict[str, Any]) -> None:
+    """Where they are equal, a comparison with fully-balanced is none of sizes; where they stayed, none of learning."""
+    made = [
+        of_row(quick, "table-1", f"elasso, K={count}", sizes) | {"classes_moved_by_update": moved}
+        for count, sizes, moved in (
+            (5, [19, 20, 20, 20, 21], [30, 20]),
+            (10, [10] * 10, [6, 5]),
+            (20, [4] * 10 + [6] * 10, [0, 0]),
+            (50, [2] * 50, [5, 5, 0]),
+        )
+    ]
+    claims = {each.claim: each.comparisons for each in judged(Index(made))}
+    remarks = [each.remark for each in claims["fully-balanced is slightly better than elasso"]]
+    stayed = "elasso's specialties stayed random"
+    assert remarks == ["", "", "elasso's specialties came out equal, too", stayed, stayed]
+    of_every_k = claims["Experts beat the base for every K above two"]
+    assert [each.words for each in of_every_k if each.remark] == [
+        f"elasso, K={count}, and the base" for count in (20, 50)
+    ]
+    again = with_figures(made[3], 1) | {"classes_moved_by_update": [11]}
+    page = results_page(made, BENCHMARKS)
+    assert "| not measured: elasso's specialties stayed random |" in page
+    said = "elasso, K=50: its specialties are the random ones that it began with: in all updates together "
+    assert f"{said}10 classes moved" in page
+    assert said not in results_page([*made, again], BENCHMARKS), "in one of two runs they did not stay"
+
+
 def test_what_a_file_says_of_itself_is_said_in_its_table(quick: dict[str, Any]) -> None:
     made = of_row(quick, "specialty-sizes", "lambda 500", [10] * 10) | {"note": "Made on a Sunday."}
     section = results_page([made], BENCHMARKS).partition(f"## {TABLES['specialty-sizes'].title}")[2].partition("## ")[0]
     assert "lambda 500: Made on a Sunday." in section
-    assert "no class ever moved" not in section
+    assert "random ones" not in section
     still = results_page([made | {"classes_moved_by_update": [0, 0]}], BENCHMARKS)
-    assert "lambda 500: no class ever moved from the random start." in still
+    assert "lambda 500: its specialties are the random ones that it began with: in all updates together 0 " in still
 
 
 def test_curves_that_were_tested_after_an_update_are_marked(quick: dict[str, Any]) -> None:
@@ -290,27 +341,121 @@ def test_a_base_by_another_recipe_says_nothing_about_its_size() -> None:
     assert "begins at 0.001, the experts at 0.01" in next(iter(why.values()))
 
 
+def test_hd_cnn_and_neighbours_are_claims_of_the_paper_too(quick: dict[str, Any]) -> None:
+    row = TABLES["retrieval"].rows[0]
+    config = json.loads(json.dumps(to_json(row.experiment.config)))
+    made = []
+    for seed in range(3):
+        by_depth = {"1": 0.9, "3": 0.4 + 0.01 * seed, "10": 0.1}
+        precision = {"precision": {"experts": by_depth, "base": by_depth | {"3": 0.3 + 0.01 * seed}}}
+        made.append(
+            quick | {"config": config | {"seed": seed}, "experiment": row.experiment.name, "retrieval": precision}
+        )
+    claims = {each.claim: each for each in judged(Index(made))}
+    neighbours = claims["Neighbours by the experts' features are better than by the base's"]
+    assert neighbours.verdict == "held, as far as measured"
+    assert (neighbours.comparisons[0].above, neighbours.comparisons[0].below) == (
+        pytest.approx([40, 41, 42]),
+        pytest.approx([30, 31, 32]),
+    )
+    assert claims["Experts beat HD-CNN, which has twice their parameters"].verdict == "not measured"
+
+
+def test_whether_a_seed_that_counts_twice_makes_a_difference_is_said(quick: dict[str, Any]) -> None:
+    def page(seeds: list[int]) -> str:
+        results = []
+        for place, seed in enumerate(seeds):
+            one = with_figures(quick, seed, base=0.30 + 0.001 * place, experts=0.40 + 0.001 * place)
+            for network in one["networks"]:
+                one["networks"][network]["seconds"] += place
+            results.append(one | {"file": f"{place}.json"})
+        return results_page(results, BENCHMARKS)
+
+    said = "With one figure for each seed, the mean of its runs, "
+    assert f"{said}every outcome is the same." in page([0, 1, 2])
+    words = "alexnet-quick-c100, experts and base by the same recipe (too few runs)"
+    assert f"{said}other outcomes are: {words}." in page([0, 0, 1, 1]), "four runs, two seeds"
+
+
+def test_a_larger_base_that_is_below_the_plain_one_is_said_to_be() -> None:
+    """Experts above it would else seem to be better than their parameters."""
+
+    def remarks(larger: float) -> set[str]:
+        def figure(table: str, label: str) -> list[float]:
+            middle = larger if "same parameters" in label else 55.0
+            return [middle + noise for noise in (-0.1, 0.0, 0.1)]
+
+        return {each.remark for each in sizes(figure) if "of the same" in each.words}
+
+    [below] = remarks(48.0)
+    assert below.startswith("this base is below the plain one, too (55.00)")
+    assert remarks(56.0) == remarks(55.0) == {""}
+
+
 def test_the_evidence_of_a_claim_is_laid_out_by_comparison() -> None:
     held = Comparison("a and b", (56.0, 56.5, 57.0), (55.0, 55.2, 55.4))
     idle = Comparison("c and d", (56.0, 56.5, 57.0), (1.0, 1.0, 1.0))
     open_ = Comparison("e and f", (56.0,), ())
-    of_held, of_idle, of_open = comparisons_table([held, idle, open_])[2:]
+    known = replace(held, remark="both are one network")
+    of_held, of_idle, of_open, of_known = comparisons_table([held, idle, open_, known])[2:]
+    assert of_known == of_held.replace("| held |", "| held: both are one network |")
     assert of_held == "| a and b | 56.50 | 55.20 | +1.30 | 3, 3 | 0.032 | held |"
     assert of_idle.startswith("| c and d | 56.50 | 1.00 | +55.50 | 3, 3 |  | not judged: runs learned nothing, 3 of 3")
     assert of_open == "| e and f | 56.00 |  |  | 1, 0 |  | not measured |"
 
 
-def test_a_table_with_gaps_says_why_and_what_they_cost(quick: dict[str, Any]) -> None:
-    sections = {part.splitlines()[0]: part for part in results_page([quick], BENCHMARKS).split("\n## ")}
-    mirroring = sections[TABLES["mirroring"].title]
-    assert "2 of 2 rows; they wait for GPU time. The cost of what is missing is about " in mirroring
-    every = [
-        quick | {"config": json.loads(json.dumps(to_json(row.experiment.seeded(seed)))), "file": f"{seed}"}
-        for row in TABLES["mirroring"].rows
-        for seed in range(3)
-    ]
-    sections = {part.splitlines()[0]: part for part in results_page(every, BENCHMARKS).split("\n## ")}
-    assert "Not measured" not in sections[TABLES["mirroring"].title]
+def sections_of(page: str) -> dict[str, str]:
+    return {part.splitlines()[0]: part for part in page.split("\n## ")}
+
+
+def test_what_is_not_measured_is_listed_with_the_reason_and_the_cost(quick: dict[str, Any]) -> None:
+    def of(row: Row) -> list[dict[str, Any]]:
+        config = row.experiment.seeded
+        return [quick | {"config": json.loads(json.dumps(to_json(config(n)))), "file": f"{n}"} for n in range(3)]
+
+    def said(page: str, table: str) -> list[str]:
+        lines = sections_of(page)["What is not measured"].splitlines()
+        return [line for line in lines if line.startswith(f"| [{table}](#")]
+
+    title, (base, experts) = TABLES["mirroring"].title, TABLES["mirroring"].rows
+    nothing, half, every = (
+        results_page(results, BENCHMARKS) for results in ([quick], of(base), [*of(base), *of(experts)])
+    )
+    [line] = said(nothing, "mirroring")
+    assert re.fullmatch(r"\| \[mirroring\]\(#\S+\) \| all \| they wait for GPU time \| [\d.]+ \| [\d.]+ \|", line)
+    [line] = said(half, "mirroring")
+    assert "| experts, no mirroring | they wait" in line
+    assert said(every, "mirroring") == []
+    [line] = said(every, "imagenet")
+    assert line.endswith("| all | its images are not at hand |  |  |")
+    assert "2 of 2 rows; they wait for GPU time ([what" in sections_of(nothing)[title]
+    assert "1 of 2 rows" in sections_of(half)[title]
+    assert "Not measured" not in sections_of(every)[title]
+
+
+def test_whether_the_paper_s_figures_are_reached_is_said_first(quick: dict[str, Any]) -> None:
+    def short(experts: float, **more: Any) -> list[str]:
+        made = [with_figures(quick, seed, experts=experts) | more for seed in range(3)]
+        return sections_of(results_page(made, BENCHMARKS))["In short"].splitlines()
+
+    assert "- The paper's figure for experts is reached, in the mean, by AlexNet-Quick-C100." in short(0.46)
+    assert "- AlexNet-Quick-C100's experts do not: 44.00, where the paper has 45.58." in short(0.44)
+    assert "- NIN-C100's experts are not measured." in short(0.44)
+    assert "- AlexNet-Quick-C100's base: Made on a Sunday." in short(0.46, note="Made on a Sunday.")
+    longer = of_row(quick, "table-3", "vgg11-c100: experts, the release's steps", [10] * 10)
+    plain = of_row(quick, "table-3", "vgg11-c100: experts", [10] * 10)
+    made = [with_figures(plain, 0, experts=0.6), with_figures(longer, 0, experts=0.7)]
+    said = "VGG11-C100's experts do not: 60.00, where the paper has 69.27 (the release's steps: 70.00)."
+    assert said in results_page(made, BENCHMARKS)
+
+
+def test_the_checklist_has_the_range_of_what_was_found_for_a_claim() -> None:
+    held = Comparison("", (56.0, 56.5, 57.0), (55.0, 55.2, 55.4))
+    other = Comparison("", (55.0, 55.2, 55.4), (56.0, 56.5, 57.0))
+    few, idle = Comparison("", (99.0,), (1.0,)), Comparison("", (56.0, 56.5, 57.0), (1.0, 1.0, 1.0))
+    assert differences(Judged("", (held,))) == "+1.30"
+    assert differences(Judged("", (held, other, few, idle))) == "-1.30 to +1.30", "of those that are judged"
+    assert differences(Judged("", (few, idle))) == ""
 
 
 def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> None:
@@ -454,7 +599,7 @@ def test_an_inverted_u_has_the_papers_k_above_both_ends(means: tuple[float, ...]
     def figure(table: str, label: str) -> list[float]:
         return [by_label[label] + noise for noise in (-0.1, 0.0, 0.1)] if label in by_label else []
 
-    fully_balanced, elasso = zip(*(peak_and(end, figure) for end in (2, 50)), strict=True)
+    fully_balanced, elasso = zip(*(peak_and(end, Index([]), figure) for end in (2, 50)), strict=True)
     assert [comparison.outcome for comparison in fully_balanced] == outcomes
     assert [comparison.outcome for comparison in elasso] == ["not measured", "not measured"]
 

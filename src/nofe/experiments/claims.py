@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nofe.experiments.estimates import epochs_of
-from nofe.experiments.index import Index, Measured
+from nofe.experiments.index import Index, Measured, stayed_as_drawn
 from nofe.experiments.paper_tables import (
     ALEXNET,
     ARGMAX,
@@ -14,10 +14,12 @@ from nofe.experiments.paper_tables import (
     LABEL_OF_RELEASE,
     PAPER_TABLE_3,
     RESNET,
+    RETRIEVAL,
     UNEVEN,
     is_own_recipe,
     label_as_long,
 )
+from nofe.experiments.table import Row
 from nofe.experiments.tables import base_of_same_recipe, row_of
 from nofe.recipes import base_by
 
@@ -26,6 +28,7 @@ PAPER_RULES = ("fully-balanced", "elasso")
 PEAK = 10  # experts, the best of the paper's Table 1; not chosen by the figures it is compared with
 FEWEST_RUNS = 3  # of each side; fewer say nothing about their spread
 LEVEL = 0.05
+SHOWN = "3"  # neighbours
 LEARNED = 2.0  # per cent, of a hundred classes; less is chance
 Figures = Sequence[float]  # per cent, one for each run
 Figure = Callable[[str, str], Figures]  # (table, label of a row) -> what was measured
@@ -39,6 +42,7 @@ class Comparison:
     above: Figures
     below: Figures
     why_not_judged: str = ""
+    remark: str = ""  # what is to be known of it, however it came out
 
     @property
     def outcome(self) -> str:
@@ -119,16 +123,23 @@ class Judged:
         return ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES if outcome in outcomes)
 
 
-def judged(index: Index) -> list[Judged]:
+def judged(index: Index, *, once_a_seed: bool = False) -> list[Judged]:
+    """Every claim. `once_a_seed`: with one figure for each seed, the mean of its runs, for who doubts that they are
+    independent."""
+
     def figure(table: str, label: str) -> Figures:
-        return [each.accuracy for each in index.of(row_of(table, label))]
+        measured = index.of(row_of(table, label))
+        if not once_a_seed:
+            return [each.accuracy for each in measured]
+        seeds = sorted({each.seed for each in measured})
+        return [statistics.mean(each.accuracy for each in measured if each.seed == seed) for seed in seeds]
 
     collapsed = why_no_experts_are_left(index.of(row_of("table-2", ARGMAX)))
     learned = figure("table-2", "learned, fully-balanced")
 
     return [
         Judged("Experts beat the base", tuple(experts_and_base(figure))),
-        Judged("Experts beat the base for every K above two", tuple(_every_k_and_base(figure))),
+        Judged("Experts beat the base for every K above two", tuple(_every_k_and_base(index, figure))),
         Judged(
             "Balance matters",
             (
@@ -138,7 +149,7 @@ def judged(index: Index) -> list[Judged]:
                 Comparison("fully-balanced and elasso with little balance", learned, figure("table-2", UNEVEN)),
             ),
         ),
-        Judged("Equal sizes are slightly better than nearly equal ones", tuple(_equal_and_nearly_equal(figure))),
+        Judged("fully-balanced is slightly better than elasso", tuple(_fully_balanced_and_elasso(index, figure))),
         Judged(
             "Learned specialties beat random and spectral ones",
             (
@@ -179,12 +190,19 @@ def judged(index: Index) -> list[Judged]:
                     f"{ALEXNET}, generalist from random weights and from the base",
                     figure("from-base", "experts, generalist from random weights"),
                     figure("from-base", "experts, generalist from the base"),
+                    remark="from the base the trunk has had "
+                    f"{epochs_of_row(f'{ALEXNET}: base, its own recipe')} epochs more, which may be why",
                 ),
             ),
         ),
         Judged("Neither depth nor parameters explain the gain", tuple(sizes(figure))),
-        Judged(f"Accuracy over K is an inverted U: it rises to K={PEAK}", tuple(peak_and(KS[0], figure))),
-        Judged(f"Accuracy over K is an inverted U: it falls beyond K={PEAK}", tuple(peak_and(KS[-1], figure))),
+        Judged(
+            "Experts beat HD-CNN, which has twice their parameters",
+            (Comparison("nin-c100, experts and HD-CNN", figure("hd-cnn", "experts"), figure("hd-cnn", "HD-CNN")),),
+        ),
+        Judged("Neighbours by the experts' features are better than by the base's", tuple(_neighbours(index))),
+        Judged(f"Accuracy over K is an inverted U: it rises to K={PEAK}", tuple(peak_and(KS[0], index, figure))),
+        Judged(f"Accuracy over K is an inverted U: it falls beyond K={PEAK}", tuple(peak_and(KS[-1], index, figure))),
     ]
 
 
@@ -200,25 +218,42 @@ def why_no_experts_are_left(measured: Sequence[Measured]) -> str:
     )
 
 
-def _of_table_1(figure: Figure, words: str, above: str, below: str) -> Comparison:
-    return Comparison(words, figure("table-1", above), figure("table-1", below))
+def _of_table_1(figure: Figure, words: str, above: str, below: str, remark: str = "") -> Comparison:
+    return Comparison(words, figure("table-1", above), figure("table-1", below), remark=remark)
 
 
-def _every_k_and_base(figure: Figure) -> list[Comparison]:
+def _every_k_and_base(index: Index, figure: Figure) -> list[Comparison]:
     """Table 1: all but K=2, of which the paper says that it is comparable."""
     return [
-        _of_table_1(figure, f"{rule}, K={count}, and the base", f"{rule}, K={count}", "base")
-        for rule in PAPER_RULES
-        for count in KS[1:]
+        _of_table_1(figure, f"{label}, and the base", label, "base", _if_random(index, label))
+        for label in (f"{rule}, K={count}" for rule in PAPER_RULES for count in KS[1:])
     ]
 
 
-def _equal_and_nearly_equal(figure: Figure) -> list[Comparison]:
+def _fully_balanced_and_elasso(index: Index, figure: Figure) -> list[Comparison]:
     first, second = PAPER_RULES
     return [
-        _of_table_1(figure, f"{first} and {second}, K={count}", f"{first}, K={count}", f"{second}, K={count}")
+        _of_table_1(
+            figure,
+            f"{first} and {second}, K={count}",
+            f"{first}, K={count}",
+            f"{second}, K={count}",
+            _if_random(index, f"{second}, K={count}") or _if_equal(index, f"{second}, K={count}"),
+        )
         for count in KS
     ]
+
+
+def _if_random(index: Index, label: str) -> str:
+    of_rule = label.partition(",")[0]
+    return f"{of_rule}'s specialties stayed random" if stayed_as_drawn(index.of(row_of("table-1", label))) else ""
+
+
+def _if_equal(index: Index, label: str) -> str:
+    """Then size is not what is compared."""
+    measured = index.of(row_of("table-1", label))
+    sizes = {part["size"] for each in measured for part in each.result["specialties"]["specialties"]}
+    return f"{label.partition(',')[0]}'s specialties came out equal, too" if len(sizes) == 1 else ""
 
 
 def experts_and_base(figure: Figure) -> list[Comparison]:
@@ -275,6 +310,7 @@ def sizes(figure: Figure) -> list[Comparison]:
             figure("table-4", f"{name}: experts"),
             figure("table-4", f"{name}: base, {what}"),
             _why_recipes_differ(f"{name}: experts", f"{name}: base, {what}"),
+            _if_below_plain_base(figure("table-4", f"{name}: base, {what}"), figure("table-4", f"{name}: base")),
         )
         for name in (ALEXNET, "vgg11-c100", RESNET)
         for what in ("same parameters", "same parameters and depth")
@@ -289,6 +325,34 @@ def sizes(figure: Figure) -> list[Comparison]:
     ]
 
 
+def _neighbours(index: Index) -> list[Comparison]:
+    """Of three, which the paper shows: how many are of the query's class, in per cent."""
+
+    def precision(row: Row, features: str) -> Figures:
+        found = index.measures(row.experiment, "retrieval").values()
+        return [100 * each["precision"][features][SHOWN] for each in found]
+
+    return [
+        Comparison(
+            f"{row.label}, share of {SHOWN} neighbours that are of the query's class, by experts and by the base",
+            precision(row, "experts"),
+            precision(row, "base"),
+            remark="the experts' layer is deeper, as in the paper",
+        )
+        for row in RETRIEVAL.rows
+    ]
+
+
+def _if_below_plain_base(larger: Figures, plain: Figures) -> str:
+    """Then it is no test of what more parameters are worth."""
+    if Comparison("", plain, larger).outcome != HELD:
+        return ""
+    return (
+        f"this base is below the plain one, too ({statistics.mean(plain):.2f}): it trains badly, which says little of "
+        "parameters"
+    )
+
+
 def _why_recipes_differ(experts: str, base: str) -> str:
     """Of two rows of Table 4, what another recipe means for a comparison; nothing where it is the same."""
     of_experts, of_base = (base_by(row_of("table-4", label).experiment.config.experts) for label in (experts, base))
@@ -300,9 +364,15 @@ def _why_recipes_differ(experts: str, base: str) -> str:
     )
 
 
-def peak_and(end: int, figure: Figure) -> list[Comparison]:
+def peak_and(end: int, index: Index, figure: Figure) -> list[Comparison]:
     """The paper's best K, ten, is above the first or the last, by each of the paper's rules."""
     return [
-        _of_table_1(figure, f"{rule}, K={PEAK} and K={end}", f"{rule}, K={PEAK}", f"{rule}, K={end}")
+        _of_table_1(
+            figure,
+            f"{rule}, K={PEAK} and K={end}",
+            f"{rule}, K={PEAK}",
+            f"{rule}, K={end}",
+            _if_random(index, f"{rule}, K={end}"),
+        )
         for rule in PAPER_RULES
     ]

@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,8 @@ from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.reproduce import Job
 from nofe.experiments.table import Experiment, Row
 from nofe.experiments.tables import TABLES
+
+HARDLY = 0.1  # of the classes, over all updates: what so few moves leave is random still
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,12 @@ class Measured:
     seconds: float
     result: Mapping[str, Any]
     stage: str
+
+
+def stayed_as_drawn(measured: Sequence[Measured]) -> bool:
+    """Whether specialties that are learned ended, in every run, as the random ones that they began as, or nearly so."""
+    moved = [(one.result.get("classes_moved_by_update"), one.result["data"]["classes"]) for one in measured]
+    return bool(moved) and all(updates and sum(updates) <= HARDLY * classes for updates, classes in moved)
 
 
 class Index:

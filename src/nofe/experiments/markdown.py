@@ -2,25 +2,26 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from nofe.config import to_json
 from nofe.experiments.claims import FEWEST_RUNS
-from nofe.experiments.claims_page import claims_section
+from nofe.experiments.claims_page import anchor, claims_section, evidence_section
 from nofe.experiments.costs import Growth, Step, cost_of, growth_in, left_of, steps_in
 from nofe.experiments.imagenet_tables import IMAGENET_FIGURE_3
-from nofe.experiments.index import Index, Measured
+from nofe.experiments.index import Index, Measured, stayed_as_drawn
 from nofe.experiments.other_runs import others_section, recipe_in_words
 from nofe.experiments.page import RETRIEVAL_HEAD, cells, mean_and_deviation, retrieval_cells
 from nofe.experiments.paper_tables import FIGURE_3, HDCNN, PAPER_TABLE_3, RETRIEVAL, TABLE_1
 from nofe.experiments.pictures import pictures
-from nofe.experiments.readme import comparison_table
+from nofe.experiments.readme import NAMES, comparison_table
 from nofe.experiments.reproduce import Job, keys_with_results
-from nofe.experiments.table import Table
-from nofe.experiments.tables import TABLES, row_of
+from nofe.experiments.table import Row, Table
+from nofe.experiments.tables import TABLES, base_of_same_recipe, experiments_of, row_of, tables_named
 from nofe.report.text import listed, span_in_words
+from nofe.side_by_side import AT_ONCE
 
 Result = Mapping[str, Any]
 CIFAR_IMAGES = 50_000  # to train on
@@ -33,7 +34,7 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
     """
     index = Index(results)
     growth = growth_in(benchmarks)
-    missing = {table.name: missing_in_words(table, results, growth) for table in TABLES.values()}
+    missing = {table.name: missing_in_words(table, results) for table in TABLES.values()}
     drawn = pictures(index)
     parts = [
         "# Results",
@@ -51,6 +52,8 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
         "- `nofe reproduce TABLE` trains what is not measured.",
         short_section(index),
         claims_section(index),
+        missing_section(results, growth),
+        evidence_section(index),
         *(
             retrieval_section(index, drawn, missing[table.name])
             if table == RETRIEVAL
@@ -71,7 +74,80 @@ def short_section(index: Index) -> str:
         "K=10. `base` has the experts' recipe; `base, longer` trains for about as many epochs as generalist and "
         "experts together; `gain` is that of the experts over `base`. Recipes and all else that was tried are below."
     )
-    return "\n\n".join(["## In short", comparison_table(index), words])
+    return "\n\n".join(["## In short", comparison_table(index), words, "\n".join(against_the_paper(index))])
+
+
+def against_the_paper(index: Index) -> list[str]:
+    """Which experts reach the paper's figure, by its recipe or by any row of Table 3; what files say of the others."""
+    reached, lines = [], []
+    for name, (_, paper) in PAPER_TABLE_3.items():
+        found = [each.accuracy for each in index.of(row_of("table-3", f"{name}: experts"))]
+        if not found:
+            lines.append(f"- {NAMES[name]}'s experts are not measured.")
+        elif (mean := statistics.mean(found)) >= paper:
+            reached.append(NAMES[name])
+        else:
+            said = f"- {NAMES[name]}'s experts do not: {mean:.2f}, where the paper has {paper:.2f}"
+            otherwise = ", ".join(_experts_otherwise(name, index))
+            lines.append(f"{said} ({otherwise})." if otherwise else f"{said}.")
+    if reached:
+        lines.insert(0, f"- The paper's figure for experts is reached, in the mean, by {_and(reached)}.")
+    for name in PAPER_TABLE_3:
+        notes = {each.result["note"] for each in index.of(base_of_same_recipe(name)) if "note" in each.result}
+        lines += [f"- {NAMES[name]}'s base: {note}" for note in sorted(notes)]
+    return lines
+
+
+def _experts_otherwise(name: str, index: Index) -> Iterator[str]:
+    """By other recipes and rules."""
+    for row in TABLES["table-3"].rows:
+        found = [each.accuracy for each in index.of(row)]
+        if row.label.startswith(f"{name}: experts, ") and found:
+            yield f"{row.label.partition(', ')[2]}: {statistics.mean(found):.2f}"
+
+
+def _and(words: Sequence[str]) -> str:
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def missing_section(results: Sequence[Result], growth: Growth) -> str:
+    """What was not reached, why, and what it would cost; in the terminal `--list` has it by row."""
+    there = keys_with_results(results)
+    lines = []
+    for table in TABLES.values():
+        rows = [row.label for row in table.rows if not _is_measured(row, results, there)]
+        if not rows:
+            continue
+        alone, beside = (
+            "" if left.unknown else str(left)
+            for left in (left_of(table.experiments(), FEWEST_RUNS, results, growth, count) for count in (1, AT_ONCE))
+        )
+        which = "all" if len(rows) == len(table.rows) else "; ".join(rows)
+        lines.append(f"| [{table.name}](#{anchor(table.title)}) | {which} | {table.reason} | {alone} | {beside} |")
+    if not lines:
+        return ""
+    head = [
+        "## What is not measured",
+        "",
+        f"| table | rows with fewer than {FEWEST_RUNS} seeds | why | GPU minutes | side by side |",
+        "|---|---|---|---|---|",
+    ]
+    of_paper = experiments_of(tables_named(["all"]))
+    missing, whole = (
+        " or ".join(str(left_of(of_paper, FEWEST_RUNS, there, growth, count)) for count in (1, AT_ONCE))
+        for there in (results, [])
+    )
+    words = (
+        f"Minutes are estimates for an H200: with each run alone on it, and with up to {AT_ONCE} at a time, where the "
+        f"network was timed so. Tables share stages: all of the paper's on CIFAR-100 together are {missing}. To train "
+        f"those that are measured anew, too, would be {whole}."
+    )
+    return "\n".join([*head, *lines, "", words])
+
+
+def _is_measured(row: Row, results: Sequence[Result], there: Set[str]) -> bool:
+    return all(Job(row.experiment, seed).done(there, results) for seed in range(FEWEST_RUNS))
 
 
 def table_section(table: Table, index: Index, drawn: Mapping[str, bytes], missing: str) -> str:
@@ -136,9 +212,12 @@ def notes_on(table: Table, measured: Mapping[str, Sequence[Measured]]) -> list[s
             "on specialties that the network was not trained for yet; later runs are tested before it."
         )
     for row in table.rows:
-        updates = [one.result.get("classes_moved_by_update") for one in measured[row.label]]
-        if updates and all(moved and not any(moved) for moved in updates):
-            notes.append(f"{row.label}: no class ever moved from the random start.")
+        if stayed_as_drawn(measured[row.label]):
+            moves = sorted(sum(one.result["classes_moved_by_update"]) for one in measured[row.label])
+            notes.append(
+                f"{row.label}: its specialties are the random ones that it began with: in all updates together "
+                f"{span_in_words(moves)} classes moved in a run."
+            )
     return notes
 
 
@@ -162,19 +241,15 @@ def recipes_section() -> str:
     return "\n".join(["## Recipes", "", words, "", *lines])
 
 
-def missing_in_words(table: Table, results: Sequence[Result], growth: Growth) -> str:
-    """Why rows are without figures, or with fewer than they should have, and what they would cost."""
+def missing_in_words(table: Table, results: Sequence[Result]) -> str:
+    """How many rows are without figures, or with fewer than they should have."""
     there = keys_with_results(results)
-    lacking = sum(
-        not all(Job(row.experiment, seed).done(there, results) for seed in range(FEWEST_RUNS)) for row in table.rows
-    )
+    lacking = sum(not _is_measured(row, results, there) for row in table.rows)
     if not lacking:
         return ""
-    left = left_of(table.experiments(), FEWEST_RUNS, results, growth)
-    minutes = "not known" if left.unknown else f"about {left} GPU minutes, each run alone on an H200"
     return (
         f"Not measured yet, or with fewer than {FEWEST_RUNS} seeds: {lacking} of {len(table.rows)} rows; "
-        f"{table.reason}. The cost of what is missing is {minutes}."
+        f"{table.reason} ([what it would cost](#what-is-not-measured))."
     )
 
 

@@ -94,4 +94,5 @@ TODAY = Table(
         _base_of_today("wrn-28-10", "base", 100),
         _experts_of_today("wrn-28-10", "", 5, 0.5, (9, 74)),
     ),
+    note="Number, width and cut of WRN-28-10's experts are a guess until the search above has chosen them.",
 )
