@@ -1,7 +1,8 @@
 """What an update of the specialties costs, confusion included, beside the epoch of training that it follows."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,12 @@ def measure_update(
     confusion = statistics.median(of_count) * part
     counts = _planted(classes, experts, rng)
 
-    def assign(rule: str) -> Callable[[], None]:
-        return lambda: (update_named(rule)(counts, specialties, np.random.default_rng(0)), None)[1]
+    def assign(rule: str) -> None:
+        update_named(rule)(counts, specialties, np.random.default_rng(0))
 
     rules = {}
     for rule in RULES:
-        assignment = statistics.median(milliseconds(assign(rule), 1, runtime) for _ in range(rounds))
+        assignment = statistics.median(milliseconds(partial(assign, rule), 1, runtime) for _ in range(rounds))
         share = (confusion + assignment) / epoch
         rules[rule] = {"assignment": round(assignment, 3), "share_of_epoch": round(share, 5)}
     return {
