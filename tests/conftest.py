@@ -12,6 +12,8 @@ from nofe.config import RunConfig, with_settings
 from nofe.data import Dataset, ImageSet
 from nofe.recipes import default_run
 
+torch.manual_seed(0)  # what a module of tests draws while it is imported is the same every time, too
+
 REAL_CIFAR = Path(__file__).parents[2] / "shared" / "cifar100" / "restore.py"
 
 
