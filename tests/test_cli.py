@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from nofe.data.batches import DeviceImages
 from nofe.data.folder import read_readable_images
 from nofe.evaluation import Predictions
 from nofe.experiments.measures import ten_crops
+from nofe.loading import open_finished
 from nofe.recipes import SUMMARIES
 from nofe.runs import Run
 from nofe.specialties import RULES
@@ -317,6 +319,30 @@ def test_what_answers_is_fused_and_compiled_on_request(
     assert asked
     assert all(compiled for compiled, _ in asked)
     assert any("FusedExperts" in parts for _, parts in asked)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_the_precision_of_an_answer_is_the_runs_or_what_is_asked_for(
+    verb: str, finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+    monkeypatch.setattr("nofe.frozen.compile_blocks", lambda _, runtime: used.append(runtime.precision))
+    run, opened = {}, open_finished(finished)
+    monkeypatch.setattr(inference, "open_finished", lambda _: run["opened"])
+    given = [finished, *([animals / "val"] if verb == "predict" else [])]
+    for asked, of_run, precision in (
+        ([], "auto", "fp32"),
+        ([], "bf16", "bf16"),
+        (["--precision", "bf16"], "auto", "bf16"),
+        (["--precision", "fp32"], "bf16", "fp32"),
+        (["--precision", "auto"], "bf16", "fp32"),
+    ):
+        used.clear()
+        run["opened"] = replace(opened, config=replace(opened.config, precision=of_run))
+        answered(verb, *given, "--device", "cpu", *asked)
+        assert set(used) == {precision}, (asked, of_run)
+    told = "--precision fp16: unknown; choose one of auto, bf16, tf32, fp32"
+    assert refusal(verb, *given, "--precision", "fp16") == told
 
 
 def test_resume_needs_no_option_but_out(unfinished: Path, finished: Path) -> None:

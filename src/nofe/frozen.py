@@ -53,7 +53,7 @@ class FrozenNetwork:
         self._whole = copy.deepcopy(model).eval().requires_grad_(False)
         self._whole.to(runtime.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         # What a processor makes of weights is kept from pass to pass. A compiler makes its own of them.
-        self._keeps = runtime.device.type == "cpu" and runtime.precision == "fp32" and not runtime.compile
+        self._keeps = runtime.device.type == "cpu" and not runtime.compile
         choose: Any = getattr(self._whole, "choose_kernels", None)
         if choose is not None:
             how: Any = {"frozen": self._keeps, "may_measure": is_worth_measuring(runtime, images, crop)}

@@ -22,13 +22,16 @@ from nofe.training.runtime import Runtime
 FILES_AT_ONCE = 64
 
 
-def evaluate_run(path: Path, runtime: Runtime, place: Place | None = None, crops: int = 1) -> dict[str, Any]:
+def evaluate_run(
+    path: Path, runtime: Runtime, place: Place | None = None, crops: int = 1, precision: str | None = None
+) -> dict[str, Any]:
     """Top-1 and top-5 of every network that tells classes apart, and where its mistakes go: by class and by pair.
 
-    On the run's own test images, or on those at another place; by one view of an image, or by ten.
+    On the run's own test images, or on those at another place; by one view of an image, or by ten; in the run's
+    precision, or another.
     """
     finished = open_finished(path)
-    runtime.use_precision(finished.config.precision)
+    runtime.use_precision(precision or finished.config.precision)
     networks = finished.classifiers()
     if not networks:
         raise UserError(
@@ -67,14 +70,16 @@ def _by_class_and_pair(
     return found
 
 
-def predict_files(path: Path, images: list[Path], top: int, runtime: Runtime) -> Iterator[dict[str, Any]]:
+def predict_files(
+    path: Path, images: list[Path], top: int, runtime: Runtime, precision: str | None = None
+) -> Iterator[dict[str, Any]]:
     """The `top` most probable classes of each picture, each with the expert that owns it, as batches are done.
 
-    A file that cannot be read is answered with its `error`.
+    A file that cannot be read is answered with its `error`. Without `precision` it is the run's.
     """
     finished = open_finished(path)
     files = find_images(images)
-    runtime.use_precision(finished.config.precision)
+    runtime.use_precision(precision or finished.config.precision)
     network = finished.network().to(runtime.device)
     network.fuse()
     specialties = network.specialties

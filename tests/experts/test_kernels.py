@@ -228,10 +228,9 @@ def test_fused_experts_do_not_stay_where_branches_are_a_little_faster(
     assert (is_fused, *made.values()) == (winner == "fused", winner)
 
 
-def test_the_reference_runs_where_it_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_runs_where_it_is_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: list(steps)[-1])
-    monkeypatch.setattr(kernels, "_of_this_user", {})
-    monkeypatch.setattr(kernels, "cache_folder", lambda: Path("/nowhere/nofe"))
+    monkeypatch.setenv("NOFE_CACHE", str(tmp_path))
     reference, network = pair("small", RAGGED)
     made = network.choose_kernels((2, *FEATURES["small"]), CPU, training=True)
     assert isinstance(network.experts, Branches)

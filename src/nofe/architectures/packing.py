@@ -45,8 +45,8 @@ def convolution_with(
 
     def convolved(maps: Tensor, bias: Tensor | None) -> Tensor:
         result: Tensor = torch.ops.mkldnn._convolution_pointwise(
-            maps, packed, bias, padding, stride, dilation, groups, "none", [], ""
-        )
+            maps.to(weight.dtype), packed, bias, padding, stride, dilation, groups, "none", [], ""
+        )  # autocast does not know it
         return result
 
     return convolved
@@ -55,7 +55,9 @@ def convolution_with(
 def _is_packable(weight: Tensor) -> bool:
     onednn: Any = torch.backends.mkldnn
     usable = onednn.is_available() and onednn.enabled and hasattr(torch.ops.mkldnn, "_reorder_convolution_weight")
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and usable
+    if weight.dtype == torch.bfloat16:
+        usable = usable and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and usable
 
 
 class PackedConvolution(nn.Conv2d, Freezable):

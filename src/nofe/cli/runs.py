@@ -7,8 +7,13 @@ from typing import Annotated
 
 import typer
 
-from nofe.cli.options import SPEED, AsJson, DataRoot, Device, RunFolder, TrustCode
+from nofe.cli.options import SPEED, AsJson, DataRoot, Device, RunFolder, TrustCode, one_of
+from nofe.training.names import PRECISIONS
 
+PrecisionToAnswer = Annotated[
+    str | None,
+    typer.Option("--precision", help=f"By default the run's: {one_of(PRECISIONS)}", rich_help_panel=SPEED),
+]
 CompileToAnswer = Annotated[
     bool, typer.Option("--compile", help="Use torch.compile; worth it for very many images.", rich_help_panel=SPEED)
 ]
@@ -24,6 +29,7 @@ def evaluate(
     as_json: AsJson = False,
     device: Device = "auto",
     crops: Annotated[int, typer.Option(help="Crops per image: 1, or 10 whose predictions are averaged.")] = 1,
+    precision: PrecisionToAnswer = None,
     compile_: CompileToAnswer = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -36,7 +42,8 @@ def evaluate(
     if trust_code:
         _trust_code_of(run)
     place = Place(dataset, data_root, skip_unreadable)
-    figures = evaluate_run(run, make_runtime(device, compile=compile_), place, crops)
+    runtime = make_runtime(device, precision or "auto", compile=compile_)
+    figures = evaluate_run(run, runtime, place, crops, precision)
     if as_json:
         print(json.dumps(figures, indent=2))
         return
@@ -54,6 +61,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Number of classes to list.")] = 5,
     as_json: AsJson = False,
     device: Device = "auto",
+    precision: PrecisionToAnswer = None,
     compile_: CompileToAnswer = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -67,8 +75,8 @@ def predict(
     if trust_code:
         _trust_code_of(run)
     files, unreadable = 0, []
-    runtime = make_runtime(device, compile=compile_)
-    for answer in predict_files(run, images, top, runtime):  # shown one by one: there may be many
+    runtime = make_runtime(device, precision or "auto", compile=compile_)
+    for answer in predict_files(run, images, top, runtime, precision):  # shown one by one: there may be many
         if as_json:
             print(",\n" if files else "[\n", indent(json.dumps(answer, indent=2), "  "), sep="", end="", flush=True)
         else:

@@ -269,6 +269,7 @@ def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, f
     """One pass through `module`, which is no part of anything: it may be trained by it."""
     module.train(training)
     if frozen:
+        module.to(runtime.input_dtype)
         pack_convolutions(module)
         freeze(module)
     given = inputs.detach().clone()  # keeps the layout

@@ -104,7 +104,8 @@ class NetworkOfExperts(WithTrunk):
             self.unfuse()
             return {}
         if runtime.kernels not in ("measure", "known"):
-            kernels.pin_kernels(self.experts, runtime.kernels, frozen=frozen)
+            # What is made of frozen weights, Winograd's kernel, is too coarse in bfloat16.
+            kernels.pin_kernels(self.experts, runtime.kernels, frozen=frozen and runtime.precision != "bf16")
             return {}
         may_measure = may_measure and runtime.kernels == "measure"
         how: Any = {"training": training, "frozen": frozen, "known": known, "may_measure": may_measure}

@@ -112,6 +112,8 @@ class _Convolution(StackedLayer, Freezable):
         return [*usual, ("winograd", "last")] if frozen and self._suits_winograd else usual
 
     def is_promising(self, kernel: str, layout: str | None, maps: Tensor, precision: str) -> bool:
+        if kernel == "winograd" and precision == "bf16":
+            return False  # too coarse for what it adds and takes away
         # Tensor cores want channels last; only depthwise convolutions do without them.
         return layout != "first" or self.groups > 1 or not (maps.is_cuda and precision in TENSOR_CORES)
 
