@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from nofe.architectures import ARCHITECTURES, architecture_named
 from nofe.architectures.caffe import BatchNorm2d
 from nofe.architectures.folding import convolutions_with_norms
-from nofe.architectures.packing import PackedConvolution, convolution_with
+from nofe.architectures.packing import PackedConvolution, PackedLinear
 from nofe.experts.network import plant_experts
 from nofe.frozen import FrozenNetwork, frozen
 from nofe.specialties import Specialties
@@ -110,7 +109,7 @@ def test_a_kernel_with_weights_of_its_own_answers_alike_and_follows_the_training
 def test_weights_keep_their_form_for_a_compiler() -> None:
     runtime = dataclasses.replace(CPU, kernels="winograd", compile=True)
     ready = FrozenNetwork(network_of("small", "fused"), runtime, 5, 32)
-    assert not any(isinstance(layer, PackedConvolution) for layer in ready._network.modules())
+    assert not any(isinstance(layer, PackedConvolution | PackedLinear) for layer in ready._network.modules())
     assert not any(getattr(layer, "kernel", None) == "winograd" for layer in ready._network.modules())
 
 
@@ -123,10 +122,11 @@ def test_in_bfloat16_a_processor_answers_as_without_packing_and_nearly_as_in_flo
     ready = FrozenNetwork(network, dataclasses.replace(CPU, precision="bf16"), len(images), images.shape[-1])
     found = ready(images)
     assert float((found - expected).abs().max() / expected.abs().max()) < 0.03
-    packed = [layer for layer in ready._network.modules() if isinstance(layer, PackedConvolution)]
-    assert packed
-    for layer in packed:
-        layer.__class__ = nn.Conv2d
+    packed = {PackedConvolution: nn.Conv2d, PackedLinear: nn.Linear}
+    unpacked = [layer for layer in ready._network.modules() if type(layer) in packed]
+    assert unpacked
+    for layer in unpacked:
+        layer.__class__ = packed[type(layer)]
     assert float((found - ready(images)).abs().max() / expected.abs().max()) < 0.02
 
 
@@ -146,25 +146,6 @@ def test_winograd_s_kernel_is_too_coarse_for_bfloat16(
         ready = FrozenNetwork(network, Runtime(CPU.device, precision, kernels=kernels), 5, 32)
         used[precision] = {getattr(layer, "kernel", None) for layer in ready._network.modules()}
     assert ("winograd" in used["fp32"], "winograd" in used["bf16"]) == (True, False)
-
-
-@pytest.mark.parametrize("supported", [True, False])
-def test_weights_are_packed_in_a_precision_that_onednn_has(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older processor has no products in bfloat16: torch's own convolution answers there."""
-    reordered: list[torch.dtype] = []
-    reorder = torch.ops.mkldnn._reorder_convolution_weight
-    ops = SimpleNamespace(
-        _is_mkldnn_bf16_supported=lambda: supported,
-        _reorder_convolution_weight=lambda weight, *how: reordered.append(weight.dtype) or reorder(weight, *how),
-        _convolution_pointwise=torch.ops.mkldnn._convolution_pointwise,
-    )
-    monkeypatch.setattr("nofe.architectures.packing.torch.ops.mkldnn", ops)
-    weight, maps = torch.randn(6, 4, 3, 3), torch.randn(2, 4, 8, 8)
-    for kind in (torch.float32, torch.bfloat16, torch.float64):
-        own = convolution_with(weight.to(kind), maps.shape, padding=(1, 1))
-        found = own(maps.to(kind), None)
-        torch.testing.assert_close(found, nn.functional.conv2d(maps.to(kind), weight.to(kind), padding=1))
-    assert reordered == [torch.float32, torch.bfloat16][: 1 + supported]
 
 
 @pytest.mark.parametrize("kind", ["base", "fused"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nofe.architectures.folding import convolutions_with_norms, folded_tensors, remove_norms
-from nofe.architectures.packing import freeze, pack_convolutions
+from nofe.architectures.packing import freeze, pack_layers
 from nofe.training.launch import compile_blocks, launcher
 from nofe.training.runtime import Runtime
 
@@ -64,7 +64,7 @@ class FrozenNetwork:
         if runtime.precision == "bf16":
             self._network.to(torch.bfloat16)  # once, instead of at each pass
         if self._keeps:
-            pack_convolutions(self._network)
+            pack_layers(self._network)
         self._fill()
         compile_blocks(self._network, runtime)
         self._passes: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by the number of images

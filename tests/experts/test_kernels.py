@@ -18,7 +18,9 @@ from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts
 from nofe.experts.kernels import KERNELS, Choices, choose_kernels, kernels_of, pin_kernels
 from nofe.experts.network import NetworkOfExperts
-from nofe.experts.stacked import BatchedLinear, GroupedConvolution, StackedLayer
+from nofe.experts.stacked import StackedLayer
+from nofe.experts.stacked_convolutions import GroupedConvolution
+from nofe.experts.stacked_linears import BatchedLinear
 from nofe.training.runtime import Runtime, make_runtime
 
 CPU = Runtime(torch.device("cpu"))

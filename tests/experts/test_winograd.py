@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nofe.experts import kernels
 from nofe.experts.fused import FusedExperts
 from nofe.experts.kernels import Choices, choose_kernels, kernels_of, pin_kernels
-from nofe.experts.stacked import GroupedConvolution, SharedConvolution
+from nofe.experts.stacked_convolutions import GroupedConvolution, SharedConvolution
 from nofe.experts.winograd import Winograd
 from nofe.training.runtime import Runtime
 

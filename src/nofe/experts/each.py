@@ -10,12 +10,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nofe.experts.kinds import Kind, NotFusable
-from nofe.experts.stacked import BatchedLinear, SharedLinear, StackedLayer
+from nofe.experts.stacked import StackedLayer
 
 
 class ParameterStack(StackedLayer):
@@ -136,29 +135,6 @@ def drops_images(layer: nn.Module) -> DropsImages | None:
     if (library, name) == ("torchvision", "StochasticDepth"):
         return DropsImages(own.p, by_image=own.mode == "row", scaled=True)
     return None
-
-
-class EachLinear(BatchedLinear):
-    """A linear layer on vectors (N, K, F) or on tokens (N, K, T, F)."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        if vectors.dim() == 3:
-            return super().forward(vectors)
-        tokens = vectors.movedim(1, -2)  # (N, T, K, F)
-        outputs: Tensor = super().forward(tokens.flatten(0, -3)).unflatten(0, tokens.shape[:-2])  # (N, T, K, O)
-        return outputs.movedim(-2, 1)
-
-
-class SharedEachLinear(SharedLinear):
-    """A linear layer on the trunk's own vectors (N, F) or tokens (N, T, F)."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        if vectors.dim() == 2:
-            return super().forward(vectors)
-        bias = None if self.bias is None else self.bias.flatten()
-        outputs = F.linear(vectors, cast(Tensor, self.weight).flatten(0, 1), bias)  # (N, T, K*O)
-        by_expert: Tensor = outputs.unflatten(-1, (self.experts, -1)).movedim(-2, 1)
-        return by_expert  # (N, K, T, O)
 
 
 def for_every_expert(value: Tensor, experts: int) -> Tensor:

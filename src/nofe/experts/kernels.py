@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from nofe.architectures.packing import freeze, pack_convolutions
+from nofe.architectures.packing import freeze, pack_layers
 from nofe.experts.branches import Branches
 from nofe.experts.fused import FusedExperts
 from nofe.experts.stacked import StackedLayer
@@ -270,7 +270,7 @@ def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, f
     module.train(training)
     if frozen:
         module.to(runtime.input_dtype)
-        pack_convolutions(module)
+        pack_layers(module)
         freeze(module)
     given = inputs.detach().clone()  # keeps the layout
     is_layer = isinstance(module, StackedLayer)

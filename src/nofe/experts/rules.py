@@ -12,11 +12,12 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
 from nofe.architectures.genuine import computes_as, is_hooked, is_linear_in_timm, is_norm_with_activation
-from nofe.experts.each import EachLinear, EachModule, OneWeight, SharedEachLinear, drops_images, for_every_expert
+from nofe.experts.each import EachModule, OneWeight, drops_images, for_every_expert
 from nofe.experts.following import can_run_whole
 from nofe.experts.functions import flattened
 from nofe.experts.kinds import Kind, NotFusable
-from nofe.experts.stacked import GroupedConvolution, SharedConvolution
+from nofe.experts.stacked_convolutions import GroupedConvolution, SharedConvolution
+from nofe.experts.stacked_linears import BatchedLinear, SharedLinear
 from nofe.experts.walk import Walk, Written
 
 # Act on each number, or on each channel, alone: the same module serves K*D channels.
@@ -81,7 +82,7 @@ def linear(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind)
     if not (computes_as(layers[0], nn.Linear) or is_linear_in_timm(layers[0])):
         return linear_of_its_own(walk, path, layers, value, kind)
     walk.note_outputs(path, layers)
-    stacked = SharedEachLinear(layers) if kind is Kind.SHARED else EachLinear(layers)
+    stacked = SharedLinear(layers) if kind is Kind.SHARED else BatchedLinear(layers)
     return walk.put_weights(path, stacked, value), Kind.VECTORS
 
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nofe.architectures.packing import Convolution, convolution_with
+from nofe.architectures.packing import Computed, convolution_with
 
 TILE, KERNEL, REACH = 4, 3, 6  # outputs, taps and inputs of a tile, along one axis
 POSITIONS = REACH * REACH
@@ -57,7 +57,7 @@ class Winograd:
         self._channels = len(weight)
         self._inputs_a_part = None if shared else at_once * inputs
         self._outputs_a_part = at_once * outputs
-        self._products: list[tuple[Convolution, Tensor]] = []
+        self._products: list[tuple[Computed, Tensor]] = []
         taps = weight.new_tensor(_matrices().weights)
         biases = weight.new_zeros(len(weight)) if bias is None else bias
         for own, added in zip(*(each.split(self._outputs_a_part) for each in (weight, biases)), strict=True):
