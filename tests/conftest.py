@@ -1,5 +1,6 @@
 """Small data and small runs that several tests share."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from nofe.recipes import default_run
 torch.manual_seed(0)  # what a module of tests draws while it is imported is the same every time, too
 
 REAL_CIFAR = Path(__file__).parents[2] / "shared" / "cifar100" / "restore.py"
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """More than there are cores: a third of the time many tests wait, for processes they start and for time to pass."""
+    return max(1, 3 * len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @pytest.fixture(autouse=True, scope="session")

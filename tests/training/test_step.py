@@ -4,6 +4,7 @@ import copy
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -138,11 +139,13 @@ def test_a_compiled_step_is_the_same_training(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_compiled_network_has_the_gradients_of_an_uncompiled_one() -> None:
-    """AlexNet-C100 has every layer that is Caffe's own. Layer by layer: at the start of training a loss tells nothing,
-    and the compiler once had the gradients of average pooling wrong without any other sign of it."""
+    """AlexNet-C100 begins with every layer that is Caffe's own. Layer by layer: at the start of training a loss tells
+    nothing, and the compiler once had the gradients of average pooling wrong without any other sign of it."""
     runtime = Runtime(torch.device("cpu"), compile=True)
     torch.manual_seed(0)
-    network = architecture_named("alexnet-c100").classifier(10)
+    layers = dict(architecture_named("alexnet-c100").trunk().named_children())
+    begin = {name: layers[name] for name in ("conv1", "pool1", "relu1", "norm1", "conv2", "relu2", "pool2")}
+    network = nn.Sequential(OrderedDict(**begin, flatten=nn.Flatten(), output=nn.Linear(32 * 8 * 8, 10)))
     for weight in network.parameters():
         if weight.dim() > 1:
             nn.init.kaiming_normal_(weight)
