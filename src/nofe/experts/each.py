@@ -68,6 +68,8 @@ class EachModule(nn.Module):
         for path, inner in list(template.named_modules()):
             if path and (drops := drops_images(inner)) is not None:
                 template.set_submodule(path, drops)
+        # Torch 2.11 cannot ask for the layout of maps inside vmap, as its group norm does unless channels come first.
+        self.channels_first = any(isinstance(inner, nn.GroupNorm) for inner in template.modules())
         # For its code alone, and in a list, so that it is no part of this module.
         self._template = [template]
 
@@ -83,6 +85,9 @@ class EachModule(nn.Module):
         def one(own: dict[str, Tensor], given: Tensor) -> Any:
             return torch.func.functional_call(template, own, (given,))
 
+        if self.channels_first:
+            weights = {name: weight.contiguous() for name, weight in weights.items()}
+            value = value.contiguous()
         if self.kind is Kind.MAPS:
             value = value.unflatten(1, (self.experts, -1))
         where = None if self.kind is Kind.SHARED else 1
