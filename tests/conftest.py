@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,10 @@ from PIL import Image
 from nofe.config import RunConfig, with_settings
 from nofe.data import Dataset, ImageSet
 from nofe.recipes import default_run
+
+# The same examples every time, however long one takes: what fails on a busy machine must fail on every other, too.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("same")
 
 torch.manual_seed(0)  # what a module of tests draws while it is imported is the same every time, too
 

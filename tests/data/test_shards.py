@@ -258,7 +258,7 @@ def test_samples_that_are_not_whole(tmp_path: Path, files: dict[str, bytes], rea
 
 
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 255)), min_size=1, max_size=6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damage_is_refused_or_read_inside_the_file(tmp_path_factory: pytest.TempPathFactory, damage: list) -> None:
     path = tmp_path_factory.mktemp("damaged") / "train-0.tar"
     raw = bytearray(write_tar(path, samples(0, 4)).read_bytes())

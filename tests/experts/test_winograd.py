@@ -26,7 +26,7 @@ def convolved(maps: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[
     return nn.functional.conv2d(maps, weight, bias, padding=padding, groups=groups)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     images=st.integers(1, 3),
     size=st.tuples(st.integers(1, 10), st.integers(1, 10)),

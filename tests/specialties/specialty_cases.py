@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nofe.specialties import Specialties, random_balanced
 
-few = settings(deadline=None, max_examples=40, derandomize=True, database=None)
+few = settings(max_examples=40)
 
 
 def generator(seed=0):
