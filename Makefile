@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+OLDEST := $(VENV)-oldest/bin
 
 # Compiled bytecode makes every later start three times as fast; some machines switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint unit clean
+.PHONY: setup demo test lint unit test-oldest clean
 
 setup: $(READY)
 
@@ -31,5 +32,12 @@ lint: $(READY)
 unit: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
+# With the oldest versions that pyproject.toml admits.
+test-oldest:
+	test -x $(OLDEST)/python || $(PYTHON) -m venv $(VENV)-oldest
+	$(OLDEST)/python -m pip install --quiet uv
+	$(OLDEST)/uv pip install --quiet --python $(OLDEST)/python --resolution lowest-direct --editable '.[test]'
+	OMP_NUM_THREADS=1 $(OLDEST)/python -m pytest --numprocesses auto --dist worksteal
+
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest build .mypy_cache .ruff_cache .pytest_cache .hypothesis
