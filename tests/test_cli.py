@@ -299,6 +299,18 @@ def test_predict_and_the_test_images_of_the_run_agree(finished: Path, animals: P
         np.testing.assert_allclose([each["probability"] for each in answer["top"]], probability, atol=1e-5)
 
 
+def test_an_exported_network_answers_as_predict_does(finished: Path, animals: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "animals.pt2"
+    said = f"{file} is written; {file}.json says what it reads and gives\n"
+    assert answered("export", finished, file) == said
+    photo, about = animals / "val" / "dog" / "1.png", json.loads(Path(f"{file}.json").read_text())
+    [shares] = torch.export.load(file).module()(nofe.load(finished).read(photo)).softmax(1)
+    [answer] = json.loads(answered("predict", finished, photo, "--json"))
+    by_name = {each["class"]: each["probability"] for each in answer["top"]}
+    assert dict(zip(about["classes"], shares.tolist(), strict=True)) == pytest.approx(by_name, abs=1e-4)
+    assert "animals.h5: unknown kind of file" in refusal("export", finished, tmp_path / "animals.h5")
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "predict"])
 def test_what_answers_is_fused_and_compiled_on_request(
     verb: str, finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch
@@ -682,7 +694,12 @@ def test_killed_before_the_configuration_was_listed(unfinished: Path, finished: 
     assert Run(unfinished).read(runs.NETWORK) == Run(finished).read(runs.NETWORK)
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "predict", "specialties"])
+def what_else(verb: str, animals: Path, tmp_path: Path) -> list[Path]:
+    """Such a command is given beside a run."""
+    return {"predict": [animals / "val" / "ant" / "0.png"], "export": [tmp_path / "network.pt2"]}.get(verb, [])
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "specialties", "export"])
 @pytest.mark.parametrize("what", ["nothing", "a folder", "a file", "somebody else's"])
 def test_a_run_that_is_none(verb: str, what: str, animals: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
@@ -692,8 +709,7 @@ def test_a_run_that_is_none(verb: str, what: str, animals: Path, tmp_path: Path)
         path.mkdir()
     if what == "somebody else's":
         (path / runs.CONFIG).write_text("{}")
-    picture = [animals / "val" / "ant" / "0.png"] if verb == "predict" else []
-    told = refusal(verb, path, *picture)
+    told = refusal(verb, path, *what_else(verb, animals, tmp_path))
     assert str(path) in told
     assert ("name the folder of one" in told) == (what != "somebody else's")
 
@@ -709,10 +725,9 @@ def test_runs_that_may_have_been_meant_are_named(finished: Path, tmp_path: Path)
     assert refusal("evaluate", tmp_path / "elsewhere").endswith("(there is no config.json); name the folder of one")
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "predict", "specialties"])
-def test_a_run_that_is_not_finished(verb: str, unfinished: Path, animals: Path) -> None:
-    picture = [animals / "val" / "ant" / "0.png"] if verb == "predict" else []
-    told = refusal(verb, unfinished, *picture)
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "specialties", "export"])
+def test_a_run_that_is_not_finished(verb: str, unfinished: Path, animals: Path, tmp_path: Path) -> None:
+    told = refusal(verb, unfinished, *what_else(verb, animals, tmp_path))
     assert f"is the run complete? go on with nofe train --out {unfinished} --resume" in told
 
 

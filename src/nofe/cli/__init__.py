@@ -15,7 +15,7 @@ from nofe.cli.bench import bench_app
 from nofe.cli.data import pack
 from nofe.cli.experiments import reproduce, results, sweep
 from nofe.cli.options import expanding_home
-from nofe.cli.runs import evaluate, predict, report, specialties
+from nofe.cli.runs import evaluate, export, predict, report, specialties
 from nofe.cli.training import list_, train
 
 app = typer.Typer(
@@ -51,7 +51,13 @@ def _before_every_verb(
 MEASURE = "Measure and reproduce"
 VERBS: dict[str, dict[str, Callable[..., None]]] = {  # by their group in the help
     "Train": {"train": train, "sweep": sweep, "pack": pack, "list": list_},
-    "Use a run": {"evaluate": evaluate, "predict": predict, "specialties": specialties, "report": report},
+    "Use a run": {
+        "evaluate": evaluate,
+        "predict": predict,
+        "specialties": specialties,
+        "report": report,
+        "export": export,
+    },
     MEASURE: {"reproduce": reproduce, "results": results},
 }
 for panel, verbs in VERBS.items():

@@ -93,6 +93,22 @@ def predict(
         raise UserError(f"{len(unreadable):,} of {files:,} files cannot be read as images (first: {first}); {advice}")
 
 
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: NAME.onnx, or NAME.pt2 for torch.export.")],
+    trust_code: TrustCode = False,
+) -> None:
+    """Write the network as one file that runs without nofe."""
+    from nofe.export import export_run
+
+    if trust_code:
+        _trust_code_of(run)
+    made = export_run(run, out)
+    print(f"{made.file} is written; {made.about} says what it reads and gives")
+    if made.compared_by is None:
+        print("It was not run: with the package onnxruntime it is compared with the network first.")
+
+
 def specialties(run: RunFolder, as_json: AsJson = False) -> None:
     """List the classes of each expert."""
     from nofe import runs

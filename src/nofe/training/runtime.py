@@ -337,7 +337,7 @@ def environment(runtime: Runtime, seed: int) -> dict[str, Any]:
         "ranks": runtime.ranks.count,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "versions": {name: _version(name) for name in packages},
+        "versions": {name: version_of(name) for name in packages},
         "cuda": torch.version.cuda,
         "commit": _commit(),
     }
@@ -364,7 +364,7 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     try:
         return version(package)
     except ImportError:
