@@ -303,6 +303,11 @@ def hooked(layer: nn.Module) -> nn.Module:
     return layer
 
 
+def hooked_backward(layer: nn.Module) -> nn.Module:
+    layer.register_full_backward_hook(lambda layer, *gradients: None)
+    return layer
+
+
 def ends_in_linear(**layers: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(layers, flatten=nn.Flatten(), fc=nn.Linear(64, 3)))
 
@@ -320,6 +325,9 @@ def ends_in_linear(**layers: nn.Module) -> nn.Module:
         (lambda: ends_in_linear(odd=HoldsMore()), "odd.spare"),
         (lambda: ends_in_linear(odd=Tied()), "odd.second.weight .the same weight as odd.first.weight"),
         (lambda: ends_in_linear(conv=hooked(nn.Conv2d(4, 4, 1))), "conv .has a hook"),
+        (lambda: ends_in_linear(conv=hooked_backward(nn.Conv2d(4, 4, 1))), "conv .has a hook"),
+        (lambda: ends_in_linear(inner=hooked_backward(nn.Sequential(nn.Conv2d(4, 4, 1)))), "inner .has a hook"),
+        (lambda: hooked(ends_in_linear(conv=nn.Conv2d(4, 4, 1))), "the branch .has a hook"),
         (lambda: ends_in_linear(odd=Scaled()), "odd: kernel of Scaled"),
         (lambda: ends_in_linear(odd=SometimesLeftOut()), "odd .SometimesLeftOut: draws random numbers"),
         (lambda: ends_in_linear(**dict.fromkeys(("odd", "again"), nn.Conv2d(4, 4, 1))), "odd .*run twice"),
@@ -398,6 +406,14 @@ def test_an_expert_that_is_frozen_stays_so() -> None:
     network.experts[0].requires_grad_(False)
     with pytest.raises(NotFusable, match=r"conv\.weight .frozen in some experts and not in others"):
         fuse(network.experts)
+
+
+def test_a_hook_on_what_one_expert_runs_whole_is_not_lost() -> None:
+    branches = [nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 2)) for _ in range(2)]
+    fuse(Branches(branches))
+    hooked(branches[1][1])
+    with pytest.raises(NotFusable, match="1 .has a hook"):
+        fuse(Branches(branches))
 
 
 def test_a_layer_that_is_frozen_in_every_expert_stays_so() -> None:

@@ -15,6 +15,11 @@ def is_hooked(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
+def looks_at_gradients(layer: nn.Module) -> bool:
+    """Whether somebody looks at, or changes, the gradients that pass it."""
+    return bool(layer._backward_hooks or layer._backward_pre_hooks)
+
+
 def is_norm_with_activation(layer: nn.Module) -> bool:
     """timm's batch norm, which drops and activates what it has normalised: its children, in this order."""
     return type(layer).__name__ == "BatchNormAct2d" and [name for name, _ in layer.named_children()] == ["drop", "act"]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
+from nofe.architectures.genuine import is_hooked, looks_at_gradients
 from nofe.architectures.line import names_of_shared_weights
 from nofe.architectures.modes import LAYER
 from nofe.experts import functions, rules
@@ -158,6 +159,8 @@ def _stack_before_loading(
 
 def fuse(branches: Branches) -> FusedExperts:
     """Run the K branches as one from now on; their weights are copied. Raises NotFusable."""
+    for branch in branches:
+        _require_no_hook_is_lost(branch)
     walk = _walked(list(branches))
     for branch in branches:
         _require_own_weights(branch)
@@ -219,6 +222,13 @@ def _require_own_weights(branch: nn.Module) -> None:
     """Each layer stacks its own: a weight that two layers have would become two."""
     for first, second, *_ in names_of_shared_weights(branch):
         raise NotFusable(f"{second} (the same weight as {first})")
+
+
+def _require_no_hook_is_lost(branch: nn.Module) -> None:
+    """Hooks on what modules read and give are followed with the code, but for those of layers (rules.py)."""
+    for path, module in branch.named_modules():
+        if looks_at_gradients(module) or (module is branch and is_hooked(module)):
+            raise NotFusable(f"{path or 'the branch'} (has a hook, which would not be called)")
 
 
 def _require_frozen_alike(branches: Sequence[nn.Module]) -> None:

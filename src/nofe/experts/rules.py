@@ -44,7 +44,8 @@ def layer(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
     layers: list[Any] = [branch.get_submodule(path) for branch in walk.branches]
     if len(node.args) != 1 or node.kwargs:
         raise NotFusable(f"{path} ({type(layers[0]).__name__} that reads more than one value)")
-    if layers[0] not in whole and any(map(is_hooked, layers)):
+    hooked = [any(map(is_hooked, each.modules())) for each in layers]
+    if any(hooked) and not (layers[0] in whole and all(hooked)):  # of what runs whole, the first expert's are called
         raise NotFusable(f"{path} (has a hook, which would not be called)")
     value, kind = walk.value(node.args[0])
     rule = _rule_for(layers[0], whole)
