@@ -23,6 +23,7 @@ torch.manual_seed(0)  # what a module of tests draws while it is imported is the
 REAL_CIFAR = Path(__file__).parents[2] / "shared" / "cifar100" / "restore.py"
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist, too, tests run
 def pytest_xdist_auto_num_workers() -> int:
     """More than there are cores: a third of the time many tests wait, for processes they start and for time to pass."""
     return max(1, 3 * len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
