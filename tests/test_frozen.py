@@ -250,6 +250,15 @@ class WeightReadTwice(nn.Module):
         return (self.norm(input=self.conv(input=images)) + again).mean((2, 3))
 
 
+class NormReadByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.conv(images)).mean((2, 3)) * self.norm.weight + self.norm.running_mean
+
+
 def hooked(layer: nn.Module) -> nn.Module:
     layer.register_forward_hook(lambda layer, inputs, maps: maps.relu())
     return layer
@@ -273,6 +282,7 @@ OF_THEIR_OWN = {
     "two names": TwoNames,
     "one weight": OneWeight,
     "weight read twice": WeightReadTwice,
+    "norm read by name": NormReadByName,
     "hook on the convolution": lambda: summed(hooked(nn.Conv2d(3, 6, 3)), nn.BatchNorm2d(6)),
     "hook on the norm": lambda: summed(nn.Conv2d(3, 6, 3), hooked(nn.BatchNorm2d(6))),
 }

@@ -25,7 +25,7 @@ def convolutions_with_norms(model: nn.Module) -> list[Pair]:
     except Exception:  # fx says in many ways that it cannot follow the code; the model then runs as it is
         return []
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
-    # A weight that others compute with, too, cannot take up the norm behind one of them.
+    # A weight that others compute with, too, cannot take up the norm behind one of them; a norm that is read stays.
     elsewhere = [name for names in names_of_shared_weights(model) for name in names]
     elsewhere += [str(node.target) for node in graph.nodes if node.op == "get_attr"]
     shared = {name.rpartition(".")[0] for name in elsewhere}
@@ -36,7 +36,7 @@ def convolutions_with_norms(model: nn.Module) -> list[Pair]:
         before = node.all_input_nodes[0]
         if before.op != "call_module" or len(before.users) > 1:
             continue
-        once = calls[before.target] == calls[node.target] == 1 and before.target not in shared
+        once = calls[before.target] == calls[node.target] == 1 and not {before.target, node.target} & shared
         if once and _is_convolution(model.get_submodule(str(before.target))):
             pairs.append(Pair(str(before.target), str(node.target)))
     return pairs
@@ -71,6 +71,8 @@ class FixedNorm(nn.Sequential):
         factor, shift = factor_and_shift(norm)
         self.register_buffer("factor", factor)
         self.register_buffer("shift", shift)
+        for name, tensor in (*norm.named_parameters(recurse=False), *norm.named_buffers(recurse=False)):
+            self.register_buffer(name, tensor)  # code may read it by name
 
     def forward(self, input: Tensor) -> Tensor:  # (N, D, h, w), called as torch's norm is
         maps = input * self.factor[:, None, None] + self.shift[:, None, None]
