@@ -84,6 +84,15 @@ def test_layers_that_compute_something_else_are_not_packed() -> None:
     assert [type(layer) for layer in model] == [PackedConvolution, nn.Conv2d, PackedLinear, Cosines]
 
 
+def test_a_packed_convolution_reads_maps_of_any_number_and_size_and_one_by_itself() -> None:
+    plain = nn.Conv2d(3, 4, 3, stride=2, padding=1).requires_grad_(False)
+    model = nn.Sequential(copy.deepcopy(plain))
+    pack_layers(model)
+    for shape in ((2, 3, 8, 8), (5, 3, 8, 8), (0, 3, 8, 8), (2, 3, 11, 7), (3, 8, 8)):
+        maps = torch.randn(shape)
+        torch.testing.assert_close(model(maps), plain(maps), rtol=1e-5, atol=1e-5)
+
+
 def packed_linear() -> Freezable:
     model = nn.Sequential(nn.Linear(8, 6))
     pack_layers(model)

@@ -90,6 +90,8 @@ class _Packed(Freezable):
 
 class PackedConvolution(_Packed, nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:  # (N, D, h, w)
+        if input.dim() == 3:  # one image by itself, which torch reads, too
+            return super().forward(input)
         if self._computed is None:
             how: Any = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "groups")}
             self._computed = convolution_with(self.weight, input.shape, **how)
