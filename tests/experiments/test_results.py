@@ -14,8 +14,9 @@ from conftest import small_dataset, small_run
 from nofe import runs
 from nofe.config import to_json
 from nofe.errors import UserError
-from nofe.experiments.claims import Comparison, Judged, epochs_of_row, experts_and_base, judged, peak_and, sizes
+from nofe.experiments.claims import epochs_of_row, experts_and_base, judged, peak_and, sizes
 from nofe.experiments.claims_page import comparisons_table, differences
+from nofe.experiments.comparison import Comparison, Judged
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.markdown import results_page

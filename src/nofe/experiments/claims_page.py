@@ -4,7 +4,8 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from nofe.experiments.claims import FEWEST_RUNS, LEVEL, Comparison, Judged, judged
+from nofe.experiments.claims import judged
+from nofe.experiments.comparison import FEWEST_RUNS, LEVEL, Comparison, Judged
 from nofe.experiments.index import Index
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nofe.config import to_json
-from nofe.experiments.claims import FEWEST_RUNS
 from nofe.experiments.claims_page import anchor, claims_section, evidence_section
+from nofe.experiments.comparison import FEWEST_RUNS
 from nofe.experiments.costs import Growth, Step, cost_of, growth_in, left_of, steps_in
 from nofe.experiments.imagenet_tables import IMAGENET_FIGURE_3
 from nofe.experiments.index import Index, Measured, stayed_as_drawn
@@ -20,7 +20,7 @@ from nofe.experiments.readme import NAMES, comparison_table
 from nofe.experiments.reproduce import Job, keys_with_results
 from nofe.experiments.table import Row, Table
 from nofe.experiments.tables import TABLES, base_of_same_recipe, experiments_of, row_of, tables_named
-from nofe.report.text import listed, span_in_words
+from nofe.report.text import all_of, listed, span_in_words
 from nofe.side_by_side import AT_ONCE
 
 Result = Mapping[str, Any]
@@ -91,7 +91,7 @@ def against_the_paper(index: Index) -> list[str]:
             otherwise = ", ".join(_experts_otherwise(name, index))
             lines.append(f"{said} ({otherwise})." if otherwise else f"{said}.")
     if reached:
-        lines.insert(0, f"- The paper's figure for experts is reached, in the mean, by {_and(reached)}.")
+        lines.insert(0, f"- The paper's figure for experts is reached, in the mean, by {all_of(reached)}.")
     for name in PAPER_TABLE_3:
         notes = {each.result["note"] for each in index.of(base_of_same_recipe(name)) if "note" in each.result}
         lines += [f"- {NAMES[name]}'s base: {note}" for note in sorted(notes)]
@@ -104,11 +104,6 @@ def _experts_otherwise(name: str, index: Index) -> Iterator[str]:
         found = [each.accuracy for each in index.of(row)]
         if row.label.startswith(f"{name}: experts, ") and found:
             yield f"{row.label.partition(', ')[2]}: {statistics.mean(found):.2f}"
-
-
-def _and(words: Sequence[str]) -> str:
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
 
 
 def missing_section(results: Sequence[Result], growth: Growth) -> str:

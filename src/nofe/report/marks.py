@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nofe.report.text import all_of
+
 GPU, CPU = "nvidia-h200", "amd-epyc-2-cores"
 SHARE = 25  # per cent of the GPU that each of 8 runs may use
 STEPS_AN_EPOCH = 50_000 // 128
@@ -68,13 +70,13 @@ def marks_in_words(folder: Path) -> str:
 
 
 def _beside_the_base(*paths: Path) -> str:
-    return _joined(
+    return all_of(
         f"{t.ms('fused', FASTEST, 'train') / t.ms('base', FASTEST, 'train'):.3f}" for t in map(_Timings, paths)
     )
 
 
 def _beside_the_loop(*paths: Path) -> str:
-    return _joined(
+    return all_of(
         f"{t.ms('loop', 'eager', 'train') / t.ms('fused', FASTEST, 'train'):.1f}" for t in map(_Timings, paths)
     )
 
@@ -82,7 +84,7 @@ def _beside_the_loop(*paths: Path) -> str:
 def _epochs(network: str) -> Callable[..., str]:
     def seconds(*paths: Path) -> str:
         each = (_Timings(path).ms(network, FASTEST, "train") * STEPS_AN_EPOCH / 1000 for path in paths)
-        return _joined(f"{took:.2f} s" for took in each)
+        return all_of(f"{took:.2f} s" for took in each)
 
     return seconds
 
@@ -170,11 +172,6 @@ def _demo(path: Path) -> str:
 def _from_shards(*paths: Path) -> str:
     read = [json.loads(path.read_text()) for path in paths]
     return "; ".join(f"{of['images_per_second']['train']:,.0f} images/s {of['mode']}" for of in read)
-
-
-def _joined(values: Iterator[str]) -> str:
-    *others, last = values
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 _WITH_LOOP = (f"{GPU}/resnet56-c100-train.json", f"{GPU}/resnet56-c100-train-again.json")
