@@ -41,6 +41,15 @@ def test_a_product_is_torchs_for_vectors_of_any_form(with_bias: bool, kind: torc
         torch.testing.assert_close(product(vectors, bias), expected, rtol=CLOSE[kind], atol=10 * CLOSE[kind])
 
 
+def test_what_is_packed_in_bfloat16_reads_float32_as_under_autocast() -> None:
+    weight, vectors, taps, maps = torch.randn(6, 4), torch.randn(2, 4), torch.randn(6, 4, 3, 3), torch.randn(2, 4, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = F.linear(vectors, weight), F.conv2d(maps, taps)
+        product, convolved = product_with(weight.bfloat16(), 2), convolution_with(taps.bfloat16(), maps.shape)
+        found = product(vectors, None), convolved(maps, None)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("supported", [True, False])
 def test_weights_are_packed_in_a_precision_that_onednn_has(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older processor has no products in bfloat16: torch's own layers answer there."""
@@ -135,5 +144,9 @@ def test_a_linear_layer_keeps_its_weights_from_when_it_is_frozen_until_it_is_aga
         assert layer(other).shape == (4, *first.shape[1:])  # another number of vectors
         torch.testing.assert_close(layer(other)[:2], layer(other[:2]), rtol=1e-4, atol=1e-4)
     assert torch.equal(twin.weight * 2, layer.weight)
+    with torch.no_grad():
+        twin.weight.zero_()
+        twin.bias.zero_()
+        assert not twin(vectors).any(), "a copy answers with weights of its own"
     if not isinstance(twin, PackedLinear):
         assert twin(vectors).requires_grad  # a copy can be trained

@@ -85,7 +85,7 @@ class _Packed(Freezable):
         self._computed = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_computed": None}  # what is packed cannot be copied
+        return self.__dict__ | {"_computed": None}  # a copy may get weights of its own
 
 
 class PackedConvolution(_Packed, nn.Conv2d):
