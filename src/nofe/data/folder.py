@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.decode import FORMAT_LIST, UnreadableError, decode_image
-from nofe.data.layouts import tell_passed_over, walk
+from nofe.data.image_files import tell_passed_over, walk
 from nofe.data.pictures import Listing, Source, Stored
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.errors import UserError

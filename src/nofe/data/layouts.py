@@ -8,14 +8,22 @@ PATH/wnids.txt, train/, val/                  Tiny ImageNet's
 """
 
 import logging
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from nofe.data.decode import FORMAT_LIST, SUFFIXES
+from nofe.data.decode import FORMAT_LIST
+from nofe.data.image_files import (
+    classes_without_images,
+    holds_image,
+    images_in,
+    list_images,
+    require_images_of_each,
+    subfolders,
+    walk,
+)
 from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, OF_RUN, Files, Listing, Spelling, fraction_of
+from nofe.data.tiny_imagenet import is_tiny_imagenet, tiny_imagenet
 from nofe.data.unreadable import some_of
 from nofe.errors import UserError
 from nofe.files import expand_home
@@ -26,8 +34,6 @@ logger = logging.getLogger("nofe")
 TRAIN_FOLDERS = ("train", "training")
 # In this order: the labels of `test` are often withheld.
 TEST_FOLDERS = ("val", "valid", "validation", "test", "testing")
-TINY_CLASSES, TINY_WORDS, TINY_ANNOTATIONS = "wnids.txt", "words.txt", "val_annotations.txt"
-MAX_TEXT_BYTES = 64 << 20  # of the files that name classes
 
 
 def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: Spelling = OF_RUN) -> Listing:
@@ -35,23 +41,23 @@ def list_folder(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: S
     if not path.is_dir():
         reason = "not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {reason}; name one that holds train/ and val/, or a folder for each class")
-    if (path / TINY_CLASSES).is_file() and (path / "train").is_dir():
+    if is_tiny_imagenet(path):
         if fraction_of(test, spelt) is None:
             raise UserError(
                 f"{spelt.test}={test}: {path} is laid out as Tiny ImageNet, tested on its val/; leave it out"
             )
-        return _tiny_imagenet(path).with_test(test, seed, logger.warning, spelt)
+        return tiny_imagenet(path).with_test(test, seed, logger.warning, spelt)
     train_folder, test_folder = _find_parts(path, test, spelt)
     classes = _find_classes(train_folder)
     if test_folder is not None:
         _refuse_strangers(train_folder, test_folder, classes)
         _tell_parts_not_read(path, train_folder, test_folder, test)
     _tell_images_beside_classes(train_folder)
-    train = _list_images(train_folder, classes, path)
-    _require_images_of_each(train, train_folder, classes)
+    train = list_images(train_folder, classes, path)
+    require_images_of_each(train, train_folder, classes)
     judged = None
     if test_folder is not None:
-        judged = _list_images(test_folder, classes, path)
+        judged = list_images(test_folder, classes, path)
         if not len(judged):
             raise UserError(f"{test_folder}: holds no images ({FORMAT_LIST}) in class folders; add some")
         _tell_classes_not_judged(judged, test_folder, classes)
@@ -164,7 +170,7 @@ def _refuse_parts_further_down(train_folder: Path, below: Mapping[str, Sequence[
 def _down_to_a_choice(folder: Path, name: str) -> str:
     """Down through folders that hold one folder and no images, unless that is train/."""
     inner = subfolders(folder / name)
-    if len(inner) != 1 or part_of(inner, TRAIN_FOLDERS) or _holds_image(folder / name):
+    if len(inner) != 1 or part_of(inner, TRAIN_FOLDERS) or holds_image(folder / name):
         return name
     return _down_to_a_choice(folder, f"{name}/{inner[0]}")
 
@@ -177,7 +183,7 @@ def _are_groups(train_folder: Path, below: Mapping[str, Sequence[str]]) -> bool:
     """
     if not any(len(inner) > 1 for inner in below.values()) or not all(below.values()):
         return False
-    if any(_holds_image(train_folder / name) for name in below):
+    if any(holds_image(train_folder / name) for name in below):
         return False
     homes: dict[str, list[str]] = {}
     for outer, inners in below.items():
@@ -195,20 +201,6 @@ def _are_groups(train_folder: Path, below: Mapping[str, Sequence[str]]) -> bool:
             some_of(list(below)),
         )
     return twice is None
-
-
-def _holds_image(folder: Path) -> bool:
-    return next(_images_in(folder), None) is not None
-
-
-def _images_in(folder: Path) -> Iterator[str]:
-    """Names of those that lie in it, not further down, in no order."""
-    with os.scandir(folder) as entries:
-        yield from (entry.name for entry in entries if _is_image(Path(entry.name)) and entry.is_file())
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def _groups(classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -231,60 +223,8 @@ def _refuse_strangers(train_folder: Path, test_folder: Path, classes: Sequence[s
         )
 
 
-def subfolders(folder: Path) -> list[str]:
-    """Their names in order, without those that are hidden."""
-    try:
-        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        _refuse_unlisted(error)
-
-
-def _refuse_unlisted(error: OSError) -> NoReturn:
-    """What lies in a folder that cannot be listed is not to be missing without a word."""
-    raise UserError(f"{error.filename}: cannot be read ({error.strerror or error}); check its permissions") from error
-
-
-def _list_images(part: Path, classes: Sequence[str], root: Path) -> Files:
-    """Image files of a part and the class of each, class by class."""
-    files: list[Path] = []
-    labels: list[int] = []
-    passed_over: list[Path] = []
-    for label, name in enumerate(classes):
-        if not (part / name).is_dir():  # to judge by there need not be images of every class
-            continue
-        images, others = walk(part / name)
-        files.extend(images)
-        labels.extend([label] * len(images))
-        passed_over.extend(others)
-    tell_passed_over(part, passed_over)
-    return Files(files, labels, root)
-
-
-def tell_passed_over(folder: Path, others: Sequence[Path]) -> None:
-    """What lies among images and is not named like one."""
-    if others:
-        count, first = counted(len(others), "file"), others[0].relative_to(folder)
-        logger.warning("%s: left out %s without the suffix of an image (first: %s)", folder, count, first)
-
-
-def _require_images_of_each(train: Files, folder: Path, classes: Sequence[str]) -> None:
-    without_images = _without_images(train, classes)
-    if len(without_images) == 1:
-        empty = folder / without_images[0]
-        raise UserError(f"{empty}: holds no images ({FORMAT_LIST}); add some or remove the folder")
-    if without_images:
-        raise UserError(
-            f"{folder}: {len(without_images):,} class folders hold no images ({FORMAT_LIST}): "
-            f"{some_of(without_images)}; add some or remove the folders"
-        )
-
-
-def _without_images(part: Files, classes: Sequence[str]) -> list[str]:
-    return [classes[label] for label in sorted(set(range(len(classes))) - set(part.labels.tolist()))]
-
-
 def _tell_classes_not_judged(judged: Files, folder: Path, classes: Sequence[str]) -> None:
-    without_images = _without_images(judged, classes)
+    without_images = classes_without_images(judged, classes)
     if without_images:
         logger.warning(
             "%s: no images of %s of the %s classes, which no accuracy will be about: %s",
@@ -296,7 +236,7 @@ def _tell_classes_not_judged(judged: Files, folder: Path, classes: Sequence[str]
 
 
 def _tell_images_beside_classes(folder: Path) -> None:
-    beside = sorted(_images_in(folder))
+    beside = sorted(images_in(folder))
     if beside:
         count = counted(len(beside), "image")
         logger.warning("%s: left out %s beside the class folders (first: %s)", folder, count, beside[0])
@@ -323,93 +263,3 @@ def _tell_parts_not_read(path: Path, train_folder: Path, test_folder: Path, test
             counted(len(images), "image"),
             advice,
         )
-
-
-def walk(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Images below a folder, and what else lies there; both by name, without anything hidden.
-
-    Links are followed, and no folder is read twice: one may lead back to where it lies.
-    """
-    images: list[Path] = []
-    others: list[Path] = []
-    seen: set[tuple[int, int]] = set()
-    for parent, folders, names in os.walk(folder, onerror=_refuse_unlisted, followlinks=True):
-        state = os.stat(parent)
-        if (state.st_dev, state.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((state.st_dev, state.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
-            path = Path(parent, name)
-            (images if path.suffix.lower() in SUFFIXES else others).append(path)
-    return images, others
-
-
-def _tiny_imagenet(path: Path) -> Listing:
-    """train/WNID/images/*.JPEG; val/images/*.JPEG, labelled by val_annotations.txt; names by words.txt.
-
-    Of its test images the labels are withheld; val/ is what is judged by. Boxes are not looked at.
-    """
-    ids = sorted({line.strip() for line in read_lines(path / TINY_CLASSES)} - {""})
-    if not ids:
-        raise UserError(f"{path / TINY_CLASSES}: names no classes; put the file of the archive back")
-    missing = [name for name in ids if not (path / "train" / name).is_dir()]
-    if missing:
-        raise UserError(f"{path / 'train' / missing[0]}: no such folder, and {TINY_CLASSES} names it; unpack it again")
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(ids):
-        images, _ = walk(path / "train" / name)
-        files.extend(images)
-        labels.extend([label] * len(images))
-    train = Files(files, labels, path)
-    _require_images_of_each(train, path / "train", ids)
-    annotations = path / "val" / TINY_ANNOTATIONS
-    if annotations.is_file():
-        test = _annotated(annotations, ids, path)
-    else:
-        test = _list_images(path / "val", ids, path)  # some people sort it into class folders
-        if not len(test):
-            raise UserError(f"{annotations}: no such file, and no class folders beside it; unpack the archive again")
-    names = _readable(ids, path / TINY_WORDS)
-    return Listing(f"folder:{path}", str(path), names, train, test, class_ids=tuple(ids))
-
-
-def _annotated(annotations: Path, ids: Sequence[str], root: Path) -> Files:
-    label_of = {name: label for label, name in enumerate(ids)}
-    files: list[Path] = []
-    labels: list[int] = []
-    for number, line in enumerate(read_lines(annotations), start=1):
-        if not line.strip():
-            continue
-        file, _, rest = line.partition("\t")
-        name = rest.split("\t")[0].strip()
-        if name not in label_of or Path(file).name != file:
-            raise UserError(f"{annotations}: line {number} names no class of {TINY_CLASSES}; unpack the archive again")
-        files.append(annotations.parent / "images" / file)
-        labels.append(label_of[name])
-    if not files:
-        raise UserError(f"{annotations}: names no images; unpack the archive again")
-    return Files(files, labels, root)
-
-
-def _readable(ids: Sequence[str], words: Path) -> tuple[str, ...]:
-    """The first word for each id; where two classes share it, with the id."""
-    if not words.is_file():
-        return tuple(ids)
-    word_of = {
-        name: text.split(",")[0].strip() for name, _, text in (line.partition("\t") for line in read_lines(words))
-    }
-    names = [word_of.get(name) or name for name in ids]
-    return tuple(f"{name} ({id_})" if names.count(name) > 1 else name for name, id_ in zip(names, ids, strict=True))
-
-
-def read_lines(path: Path) -> list[str]:
-    try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise UserError(f"{path}: larger than {MAX_TEXT_BYTES:,} bytes; it should be a short list")
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise UserError(f"{path}: cannot be read ({reason}); check the file") from error

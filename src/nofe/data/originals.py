@@ -9,7 +9,8 @@ from statistics import median_low
 from PIL import Image
 
 from nofe.data.decode import FORMATS, SUFFIXES
-from nofe.data.layouts import TRAIN_FOLDERS, part_of, subfolders
+from nofe.data.image_files import subfolders
+from nofe.data.layouts import TRAIN_FOLDERS, part_of
 from nofe.files import expand_home
 
 LOOKED_AT = 25

@@ -23,7 +23,7 @@ from PIL import Image
 
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
-from nofe.data.layouts import subfolders
+from nofe.data.image_files import subfolders
 from nofe.data.pictures import OF_PACK, Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nofe.data.layouts import MAX_TEXT_BYTES, TEST_FOLDERS, read_lines
+from nofe.data.image_files import MAX_TEXT_BYTES, read_lines
+from nofe.data.layouts import TEST_FOLDERS
 from nofe.data.pictures import DEFAULT_TEST, NOTHING_HELD_OUT, OF_RUN, Listing, Ranges, Spelling
 from nofe.data.tar_index import ShardIndex, shard_index
 from nofe.errors import UserError
