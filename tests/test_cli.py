@@ -1019,6 +1019,7 @@ def test_what_the_system_refuses_is_told_in_one_line(animals: Path, monkeypatch:
     for error, told in (
         (PermissionError(13, "Permission denied", "photos/ant"), "photos/ant: permission denied"),
         (OSError(28, "No space left on device"), "no space left on device"),
+        (OSError(21, "Is a directory", ".a.partial", None, "a"), "a: is a directory"),
     ):
         met.append(error)
         assert refusal("list", code=1) == f"{told}; {again}"

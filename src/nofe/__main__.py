@@ -48,8 +48,8 @@ def main() -> None:
 def _told_by_the_system(error: OSError) -> str:
     """Which file cannot be used and why; or that the output cannot be written. Other failures are not the system's."""
     reason = (error.strerror or "").lower()
-    if error.filename is not None:
-        return f"{error.filename}: {reason}"
+    if error.filename is not None:  # the second is the one to be replaced
+        return f"{error.filename2 or error.filename}: {reason}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return reason
     raise error
