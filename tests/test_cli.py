@@ -709,9 +709,12 @@ def test_a_run_that_is_none(verb: str, what: str, animals: Path, tmp_path: Path)
         path.mkdir()
     if what == "somebody else's":
         (path / runs.CONFIG).write_text("{}")
-    told = refusal(verb, path, *what_else(verb, animals, tmp_path))
+    given = (verb, path, *what_else(verb, animals, tmp_path))
+    told = refusal(*given)
     assert str(path) in told
     assert ("name the folder of one" in told) == (what != "somebody else's")
+    if verb != "specialties":  # which runs no code
+        assert refusal(*given, "--trust-code") == told
 
 
 def test_runs_that_may_have_been_meant_are_named(finished: Path, tmp_path: Path) -> None:

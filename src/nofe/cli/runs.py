@@ -138,6 +138,6 @@ def report(run: RunFolder) -> None:
 
 def _trust_code_of(run: Path) -> None:
     from nofe.architectures.zoo import trust
-    from nofe.runs import Run
+    from nofe.loading import open_finished
 
-    trust(str(Run(run).read_config()["architecture"]))
+    trust(open_finished(run).config.architecture)
