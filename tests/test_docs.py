@@ -140,10 +140,32 @@ def test_the_examples_of_training_shipping_and_export_run(
         assert capsys.readouterr().out.startswith("colour ")
     assert len(copied) == 5
     export_run(Path("birds-network"), Path("birds.onnx"))
-    exported = run_blocks("using.md", 2)
-    assert capsys.readouterr().out.startswith("colour ")
-    shares = torch.from_numpy(exported["logits"]).softmax(1)
-    torch.testing.assert_close(shares, left["shares"], rtol=1e-3, atol=1e-4)  # of a photo that each has read itself
+    for photo, given in photos_of_all_kinds(np.random.default_rng(1)):
+        photo.save("photo.jpg", **given)  # by the content it is told what it is
+        left, exported = run_blocks("using.md", 1), run_blocks("using.md", 2)
+        [expected, found] = capsys.readouterr().out.splitlines()
+        assert expected.startswith(found)
+        shares = torch.from_numpy(exported["logits"]).softmax(1)
+        torch.testing.assert_close(shares, left["shares"], rtol=1e-3, atol=1e-4)  # that each has read itself
+
+
+def photos_of_all_kinds(rng: np.random.Generator) -> list[tuple[Image.Image, dict[str, Any]]]:
+    """Of which each comes out otherwise where a step of the preparation is left out."""
+    small, large = (
+        Image.fromarray(rng.integers(0, 255, size, dtype=np.uint8)) for size in ((48, 40, 3), (400, 331, 3))
+    )
+    upside_down = Image.Exif()
+    upside_down[0x0112] = 3  # a quarter turn would be rounded in another order
+    clear = small.convert("RGBA")
+    clear.putalpha(small.getchannel("R"))
+    return [
+        (small, {"format": "JPEG"}),
+        (large, {"format": "JPEG"}),
+        (small, {"format": "PNG", "exif": upside_down}),
+        (clear, {"format": "PNG"}),
+        (small.quantize(16), {"format": "PNG", "transparency": 3}),
+        (small.convert("L"), {"format": "PNG"}),
+    ]
 
 
 def test_the_example_of_neighbours_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

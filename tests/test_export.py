@@ -1,8 +1,11 @@
 """A network as one file that runs without nofe: it gives what the network gives, from bytes, for any number of them."""
 
+import errno
 import hashlib
 import json
+import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +43,16 @@ def by_onnxruntime(file: Path) -> Callable[[Tensor], Tensor]:
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
 
+def about_inside(file: Path) -> str:
+    if file.suffix == ".pt2":
+        torch.export.load(file, extra_files=(inside := {export.ABOUT: ""}))
+        return inside[export.ABOUT]
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(file))
+    assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "N"
+    text: str = session.get_modelmeta().custom_metadata_map[export.ABOUT]
+    return text
+
+
 @pytest.mark.parametrize(("name", "opened"), [("net.pt2", by_torch), ("net.onnx", by_onnxruntime)])
 def test_an_exported_program_gives_what_the_network_gives(
     name: str, opened: Callable[[Path], Callable[[Tensor], Tensor]], run: Path, tmp_path: Path
@@ -50,7 +63,7 @@ def test_an_exported_program_gives_what_the_network_gives(
     assert network.preprocess is not None
     program = opened(made.file)
     for count in (1, 2, 7):
-        images = some_images(count, open_finished(run))
+        images = some_images(count, open_finished(run).mean.shape)
         with torch.no_grad():
             expected = network(network.preprocess(images))
         torch.testing.assert_close(program(images), expected, rtol=1e-4, atol=1e-4)
@@ -59,6 +72,7 @@ def test_an_exported_program_gives_what_the_network_gives(
     assert tuple(about["classes"]) == network.class_names
     assert about["experts"] == [[network.class_names[c] for c in group] for group in network.specialties.groups()]
     assert about["input"]["shape"] == ["N", 3, 32, 32]
+    assert json.loads(about_inside(made.file)) == {key: value for key, value in about.items() if key != "sha256"}
     assert about["sha256"] == hashlib.sha256(made.file.read_bytes()).hexdigest()
     assert sorted(file.name for file in made.file.parent.iterdir()) == [name, f"{name}.json"], "no weights beside it"
 
@@ -68,15 +82,61 @@ def test_a_network_that_was_shipped_is_exported_alike(run: Path, tmp_path: Path)
     for name in (runs.MANIFEST, runs.CONFIG, runs.INPUT, runs.SPECIALTIES, runs.NETWORK):
         shutil.copy(run / name, tmp_path / "shipped")
     whole, alone = (export_run(each, tmp_path / f"{each.name}.pt2") for each in (run, tmp_path / "shipped"))
-    images = some_images(3, open_finished(run))
+    images = some_images(3, open_finished(run).mean.shape)
     assert torch.equal(by_torch(whole.file)(images), by_torch(alone.file)(images))
+
+
+@pytest.mark.parametrize("kind", [".pt2", ".onnx"])
+def test_no_file_names_and_no_code_are_shipped(kind: str, run: Path, tmp_path: Path) -> None:
+    if kind == ".onnx":
+        pytest.importorskip("onnxscript")
+    content = export_run(run, tmp_path / f"net{kind}").file.read_bytes()
+    code = b"self.network(centre_crop("
+    assert code in Path(export.__file__).read_bytes()
+    for private in (code, *(str(Path(module.__file__).parent).encode() for module in (nofe, torch))):
+        assert private not in content
+
+
+def test_where_the_program_cannot_be_written_nothing_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if target.suffix == ".pt2":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        export_run(run, tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_exporters_say_is_not_passed_on(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_torch = export._as_torch
+
+    def talkative(traced: torch.export.ExportedProgram, about: str) -> tuple[bytes, Callable[[Tensor], Tensor], str]:
+        print("Applied 15 of general pattern rewrite rules.")
+        warnings.warn("use treespec.is_leaf() instead", FutureWarning, stacklevel=1)
+        return as_torch(traced, about)
+
+    monkeypatch.setitem(export._FORMATS, ".pt2", talkative)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export_run(run, tmp_path / "net.pt2")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_program_that_differs_is_not_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_torch = export._as_torch
 
-    def slightly_wrong(traced: torch.export.ExportedProgram) -> tuple[bytes, Callable[[Tensor], Tensor], str]:
-        content, program, compared_by = as_torch(traced)
+    def slightly_wrong(
+        traced: torch.export.ExportedProgram, about: str
+    ) -> tuple[bytes, Callable[[Tensor], Tensor], str]:
+        content, program, compared_by = as_torch(traced, about)
         return content, lambda images: 1.01 * program(images), compared_by
 
     monkeypatch.setitem(export._FORMATS, ".pt2", slightly_wrong)
@@ -90,10 +150,27 @@ def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path, mo
         export_run(run, tmp_path / "net.h5")
     with pytest.raises(UserError, match="no run is here"):
         export_run(tmp_path, tmp_path / "net.pt2")
+    (tmp_path / "net.pt2").mkdir()
+    (tmp_path / "other.pt2.json").mkdir()
+    (tmp_path / "file").touch()
+    for place, reason in {
+        "net.pt2": r"net\.pt2: is a folder; name another file",
+        "other.pt2": r"other\.pt2\.json: is a folder; name another file",
+        "file/new/net.pt2": r"net\.pt2: .*file is a file, not a folder; name another place",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            export_run(tmp_path / "no run is read before", tmp_path / place)
+    monkeypatch.setattr("os.access", lambda place, rights: place != tmp_path)
+    with pytest.raises(UserError, match="may not be written to; name another place"):
+        export_run(run, tmp_path / "new" / "net.pt2")
+    monkeypatch.undo()
+    for made in ("net.pt2", "other.pt2.json"):
+        (tmp_path / made).rmdir()
+    (tmp_path / "file").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(export, "find_spec", lambda _: None)
         with pytest.raises(UserError, match=r"ONNX needs the package onnx, .* or export a \.pt2 file"):
-            export_run(run, tmp_path / "net.onnx")
+            export_run(tmp_path / "no run is read before", tmp_path / "net.onnx")
 
     class Branching(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
@@ -102,6 +179,21 @@ def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path, mo
     monkeypatch.setattr(FinishedRun, "network", lambda self: Branching())
     with pytest.raises(RunError, match=r"torch\.export cannot trace its network \(.+\); ship the run folder instead"):
         export_run(run, tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_layer_that_onnx_has_not_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Bessel(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.special.bessel_j0(images)
+
+    monkeypatch.setattr(FinishedRun, "network", lambda self: Bessel())
+    with pytest.raises(
+        RunError, match=r"cannot be written as \.onnx \(.*bessel_j0.*\); export the other kind, \.pt2 or"
+    ):
+        export_run(run, tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
 
 

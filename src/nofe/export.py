@@ -1,20 +1,23 @@
 """A trained network as one file that runs without nofe: a program of torch.export, or ONNX.
 
 Subtracting the mean and cutting out the middle is part of it. What is left to do before it, reading a photo, and what
-its outputs are, is in a JSON file beside it.
+its outputs are, is in a JSON file beside it, and inside.
 """
 
 import hashlib
 import io
 import json
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from nofe.architectures.line import first_line
 from nofe.data.batches import centre_crop
@@ -24,9 +27,15 @@ from nofe.loading import FinishedRun, open_finished
 from nofe.training.runtime import version_of
 
 INPUT, OUTPUT = "images", "logits"
+ABOUT = "about.json"  # its name inside the file
 BATCHES = (1, 2, 5)  # that an exported program is compared on
 ROUNDING = 1e-3  # of the largest logit: other libraries add up in another order
-PREPARE = "RGB, upright, the middle square, resized (bicubic, antialiased) to the shape above; bytes from 0 to 255"
+PREPARE = (
+    "RGB (16 bits scaled to 8, transparent parts white), upright by EXIF, the middle square, resized (bicubic, "
+    "antialiased) to the shape above; bytes from 0 to 255"
+)
+
+OTHERWISE = "export the other kind, .pt2 or .onnx, or ship the run folder"
 
 Program = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (N, C)
 
@@ -61,49 +70,106 @@ def export_run(path: Path, out: Path) -> Exported:
 
     Before anything is written the program is run, and must give what the network gives.
     """
-    kind = out.suffix.lower()
+    kind, beside = out.suffix.lower(), out.with_name(out.name + ".json")
     if kind not in _FORMATS:
         raise UserError(f"{out}: unknown kind of file; name one that ends in .pt2 (torch.export) or .onnx")
+    for file in (out, beside):
+        _require_place_for(file)
+    if kind == ".onnx":
+        _require_onnx()
     finished = open_finished(path)
-    model = FromBytes(finished).eval()
-    content, program, compared_by = _FORMATS[kind](_traced(model, finished, path))
-    if program is not None:
-        _require_the_same(program, model, finished, out)
-    about = out.with_name(out.name + ".json")
+    about = _about(finished)
+    content, compared_by = _compared(kind, finished, about, out)
+    described = _json(about | {"sha256": hashlib.sha256(content).hexdigest()})
     out.parent.mkdir(parents=True, exist_ok=True)
-    for file, data in ((out, content), (about, _about(finished, content))):
-        with replace_atomically(file) as stream:
-            stream.write(data)
-    return Exported(out, about, compared_by)
+    # Both or none, on a full disk, too.
+    with replace_atomically(beside) as description, replace_atomically(out) as stream:
+        description.write(described.encode())
+        description.flush()
+        stream.write(content)
+    return Exported(out, beside, compared_by)
 
 
-def _traced(model: FromBytes, finished: FinishedRun, path: Path) -> torch.export.ExportedProgram:
-    example = some_images(2, finished)  # of one, torch.export would take the number for fixed
-    try:
-        return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N")},))
-    except Exception as error:  # whatever a user's network does that cannot be traced
-        raise RunError(
-            f"{path}: torch.export cannot trace its network ({first_line(error)}); ship the run folder instead"
-        ) from error
+def _compared(kind: str, finished: FinishedRun, about: dict[str, Any], out: Path) -> tuple[bytes, str | None]:
+    """What to write, and by which library it was run; an error where that gave something else."""
+    model, path = FromBytes(finished).eval(), finished.run.path
+    with _quietly():
+        traced = _traced(model, path)
+        try:
+            content, program, compared_by = _FORMATS[kind](traced, _json(about))
+            differs = None if program is None else _difference(program, model)
+        except Exception as error:  # whatever the libraries cannot do with a user's network
+            raise RunError(
+                f"{path}: its network cannot be written as {kind} ({_reason(error)}); {OTHERWISE}"
+            ) from error
+    if differs is not None:
+        raise RunError(f"{out}: not written, as the exported program differs from the network ({differs}); {OTHERWISE}")
+    return content, compared_by
 
 
-def _as_torch(traced: torch.export.ExportedProgram) -> tuple[bytes, Program, str]:
-    stream = io.BytesIO()
-    torch.export.save(traced, stream)
-    stream.seek(0)
-    return stream.getvalue(), torch.export.load(stream).module(), "torch"
+def _require_place_for(file: Path) -> None:
+    """Before the network is traced, which takes a while."""
+    if file.is_dir():
+        raise UserError(f"{file}: is a folder; name another file")
+    folder = next(above for above in file.absolute().parents if above.exists())
+    if not folder.is_dir():
+        raise UserError(f"{file}: {folder} is a file, not a folder; name another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{file}: {folder} may not be written to; name another place")
 
 
-def _as_onnx(traced: torch.export.ExportedProgram) -> tuple[bytes, Program | None, str | None]:
+def _require_onnx() -> None:
     missing = [package for package in ("onnx", "onnxscript") if find_spec(package) is None]
     if missing:
         raise UserError(
             f"ONNX needs the package {missing[0]}, which is not installed; python -m pip install {' '.join(missing)} "
             "onnxruntime, or export a .pt2 file"
         )
-    made = torch.onnx.export(traced, (), input_names=[INPUT], output_names=[OUTPUT], verbose=False)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the warnings and notes of the exporters, which are for those who develop them."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _traced(model: FromBytes, path: Path) -> torch.export.ExportedProgram:
+    example = some_images(2, model.mean.shape)  # of one, torch.export would take the number for fixed
+    try:
+        traced = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N")},))
+    except Exception as error:  # whatever a user's network does that cannot be traced
+        raise RunError(
+            f"{path}: torch.export cannot trace its network ({first_line(error)}); ship the run folder instead"
+        ) from error
+    _forget_sources(traced)
+    return traced
+
+
+def _forget_sources(traced: torch.export.ExportedProgram) -> None:
+    """A program keeps for each step the lines of code behind it, and the paths of their files on this machine."""
+    for module in traced.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+
+
+def _as_torch(traced: torch.export.ExportedProgram, about: str) -> tuple[bytes, Program, str]:
+    stream = io.BytesIO()
+    torch.export.save(traced, stream, extra_files={ABOUT: about})
+    stream.seek(0)
+    return stream.getvalue(), torch.export.load(stream).module(), "torch"
+
+
+def _as_onnx(traced: torch.export.ExportedProgram, about: str) -> tuple[bytes, Program | None, str | None]:
+    made = torch.onnx.export(
+        traced, (), input_names=[INPUT], output_names=[OUTPUT], dynamic_shapes=({0: "N"},), verbose=False
+    )
     assert made is not None
-    content: bytes = made.model_proto.SerializeToString()
+    proto = made.model_proto
+    proto.metadata_props.add(key=ABOUT, value=about)
+    content: bytes = proto.SerializeToString()
     if find_spec("onnxruntime") is None:
         return content, None, None
     import onnxruntime
@@ -117,40 +183,54 @@ def _as_onnx(traced: torch.export.ExportedProgram) -> tuple[bytes, Program | Non
     return content, program, "onnxruntime"
 
 
-_FORMATS: dict[str, Callable[[torch.export.ExportedProgram], tuple[bytes, Program | None, str | None]]] = {
+_FORMATS: dict[str, Callable[[torch.export.ExportedProgram, str], tuple[bytes, Program | None, str | None]]] = {
     ".pt2": _as_torch,
     ".onnx": _as_onnx,
 }
 
 
-def some_images(count: int, finished: FinishedRun) -> Tensor:
+def _reason(error: BaseException) -> str:
+    """The exporter for ONNX wraps an error into others, which give advice; the innermost says what is wrong."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)
+
+
+def some_images(count: int, shape: tuple[int, ...]) -> Tensor:
     noise = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, *finished.mean.shape), dtype=torch.uint8, generator=noise)
+    return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=noise)
 
 
 @torch.no_grad()
-def _require_the_same(program: Program, model: FromBytes, finished: FinishedRun, out: Path) -> None:
+def _difference(program: Program, model: FromBytes) -> str | None:
+    """In words, where it is more than rounding."""
     for count in BATCHES:
-        images = some_images(count, finished)
+        images = some_images(count, model.mean.shape)
         expected = model(images)
         apart, largest = float((program(images) - expected).abs().max()), float(expected.abs().max())
         if not apart <= ROUNDING * largest:
-            raise RunError(
-                f"{out}: not written, as the exported program differs from the network (by {apart:.2g}, where the "
-                f"largest logit is {largest:.2g}); export the other kind, .pt2 or .onnx, or ship the run folder"
-            )
+            return f"by {apart:.2g}, where the largest logit is {largest:.2g}"
+    return None
 
 
-def _about(finished: FinishedRun, content: bytes) -> bytes:
+def _about(finished: FinishedRun) -> dict[str, Any]:
     """What somebody needs to know who has the file and nothing else."""
     names = finished.class_names
-    about: dict[str, Any] = {
+    return {
         "input": {"name": INPUT, "type": "uint8", "shape": ["N", *finished.mean.shape], "prepare": PREPARE},
-        "output": {"name": OUTPUT, "type": "float32", "shape": ["N", len(names)], "columns": "classes"},
+        "output": {
+            "name": OUTPUT,
+            "type": "float32",
+            "shape": ["N", len(names)],
+            "columns": "classes",
+            "probabilities": "softmax of a row",
+        },
         "classes": list(names),
         "experts": [[names[c] for c in group] for group in finished.specialties().groups()],
         "architecture": finished.config.architecture,
-        "sha256": hashlib.sha256(content).hexdigest(),
         "made_by": {package: version_of(package) for package in ("nofe", "torch")},
     }
-    return (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _json(about: dict[str, Any]) -> str:
+    return json.dumps(about, indent=1) + "\n"

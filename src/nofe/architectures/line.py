@@ -386,6 +386,6 @@ def in_users_code(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)} ({Path(last.filename).name}, line {last.lineno})"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error of another library says, without what torch adds below."""
     return (str(error).splitlines() or [type(error).__name__])[0]
