@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -150,6 +151,21 @@ def test_where_a_file_is_no_shards_are_packed(photos: Path, tmp_path: Path) -> N
         packed(photos, tmp_path / "out")
 
 
+def test_shards_are_not_packed_among_the_classes(photos: Path, tmp_path: Path) -> None:
+    """They would be a class without images, and the source could not be read any more."""
+    shutil.copytree(photos / "train", tmp_path / "flat")
+    for place in ("shards", "ant/shards"):
+        told = f"{tmp_path / 'flat' / place}: would lie among the images of folder:{tmp_path / 'flat'}, and be read as "
+        with pytest.raises(UserError, match=re.escape(told) + "a class; name another folder$"):
+            packed(tmp_path / "flat", tmp_path / "flat" / place)
+        assert not (tmp_path / "flat" / place).exists()
+    shutil.copytree(photos, tmp_path / "parts")
+    packed(tmp_path / "parts", tmp_path / "parts" / "shards")  # beside train/ and val/ they are no class
+    assert sum(list_shards(tmp_path / "parts" / "shards").train.labels == 0) == len(
+        list((photos / "train/ant").iterdir())
+    )
+
+
 def test_classes_whose_names_are_numbers_stay_who_they_are(tmp_path: Path) -> None:
     """10 comes before 2 by name, so the number of a class is not its name."""
     for number in range(11):
@@ -247,13 +263,14 @@ def test_unreadable_images_stop_it_by_name_or_are_counted(photos: Path, tmp_path
 
 
 def test_squares_and_strips(tmp_path: Path) -> None:
+    images = tmp_path / "images"
     for name in ("ant", "bee"):
-        (tmp_path / name).mkdir()
-        photo(1, 300, 30).save(tmp_path / name / "strip.png")
-        photo(2, 60, 90).save(tmp_path / name / "tall.png")
-    assert decode_picture(tmp_path / "ant/strip.png", 24).size == (96, 24)  # no longer than four times its width
-    assert decode_picture(tmp_path / "ant/tall.png", 24).size == (24, 36)
-    packed(tmp_path, tmp_path / "out", PackSettings(24, square=True))
+        (images / name).mkdir(parents=True)
+        photo(1, 300, 30).save(images / name / "strip.png")
+        photo(2, 60, 90).save(images / name / "tall.png")
+    assert decode_picture(images / "ant/strip.png", 24).size == (96, 24)  # no longer than four times its width
+    assert decode_picture(images / "ant/tall.png", 24).size == (24, 36)
+    packed(images, tmp_path / "out", PackSettings(24, square=True))
     listing = list_shards(tmp_path / "out")
     for part in listing.parts.values():
         for i in range(len(part)):

@@ -107,7 +107,7 @@ def _find_parts(path: Path, test: str, spelt: Spelling) -> tuple[Path, Path | No
     return path / train, None
 
 
-def require_outside(path: Path, place: Path) -> None:
+def require_outside(path: Path, place: Path, advice: str = "name another folder with --out") -> None:
     """That a folder to be made at this place is not taken for a class of the images below `path`."""
     named, images, place = place, expand_home(path).resolve(), expand_home(place).resolve()
     if not images.is_dir() or not place.is_relative_to(images) or place == images:
@@ -115,10 +115,7 @@ def require_outside(path: Path, place: Path) -> None:
     folders, first = subfolders(images), place.relative_to(images).parts[0]
     train, judged = part_of(folders, TRAIN_FOLDERS), part_of(folders, TEST_FOLDERS)
     if train is None or judged is None or first in (train, judged):
-        raise UserError(
-            f"{named}: would lie among the images of folder:{path}, and be read as a class; name "
-            "another folder with --out"
-        )
+        raise UserError(f"{named}: would lie among the images of folder:{path}, and be read as a class; {advice}")
 
 
 def part_of(folders: Sequence[str], names: Sequence[str]) -> str | None:

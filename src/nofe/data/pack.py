@@ -24,6 +24,7 @@ from PIL import Image
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
 from nofe.data.image_files import subfolders
+from nofe.data.layouts import require_outside
 from nofe.data.pictures import OF_PACK, Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import ShardIndex, index_file, write_index
@@ -90,6 +91,9 @@ def pack(
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder}: is a file, and shards are packed into a folder; name another")
+        kind, _, path = listing.name.partition(":")
+        if kind == "folder":
+            require_outside(Path(path), folder, "name another folder")
         begun = _Manifest.of(listing, settings)
         with on_signals_to_end(lambda number: begun.stop(folder, number)):
             folder.mkdir(parents=True, exist_ok=True)
