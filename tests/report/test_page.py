@@ -23,7 +23,7 @@ from nofe.recipes import default_run
 from nofe.report import figures, page
 from nofe.report.page import report_if_possible, write_report
 from nofe.report.record import Record, read_record
-from nofe.report.text import specialties_in_words
+from nofe.report.text import specialties_at_a_glance, specialties_in_words
 from nofe.report.words import beyond_the_paper, recipe_rows, with_another_seed
 from nofe.runs import Run
 from nofe.specialties import Specialties
@@ -314,6 +314,23 @@ def test_names_with_commas_are_quoted_in_lists(run: Run, tmp_path: Path) -> None
     assert "class-3, blue" in shown.names  # in tables as it is
     assert '"class-3, blue"' in specialties_in_words(copy.path)
     assert '"class-4"' not in specialties_in_words(copy.path)
+
+
+def test_so_many_experts_and_classes_are_listed_in_part_when_a_training_ends(run: Run, tmp_path: Path) -> None:
+    assert specialties_at_a_glance(run.path) == specialties_in_words(run.path), "a few are listed as they are"
+
+    def many(described: Any) -> None:
+        described["specialties"] = [
+            {"index": k, "class_names": [f"class-{1000 * k + c}" for c in range(250 if k else 20)]} for k in range(21)
+        ]
+
+    copy = changed(run, tmp_path / "copy", runs.SPECIALTIES, many)
+    first, second, *_, last, rest, where = specialties_at_a_glance(copy.path).splitlines()
+    assert first == "expert  0: " + ", ".join(f"class-{c}" for c in range(20))
+    assert second == "expert  1: " + ", ".join(f"class-{1000 + c}" for c in range(20)) + ", and 230 more"
+    assert last.startswith("expert 19: ")
+    assert (rest, where) == ("and 1 more expert", f"All classes of each: nofe specialties {copy.path}")
+    assert specialties_in_words(copy.path).splitlines()[20].endswith("class-20249")
 
 
 def test_without_a_base(odd: Run) -> None:

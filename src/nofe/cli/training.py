@@ -108,7 +108,7 @@ def train(
     from nofe import pipeline, runs
     from nofe.architectures.zoo import trust
     from nofe.errors import UserError
-    from nofe.report.text import comparison, specialties_in_words
+    from nofe.report.text import comparison, specialties_at_a_glance
     from nofe.training.progress import Silent, progress_for_this_output
     from nofe.training.runtime import launched_runtime
 
@@ -144,7 +144,7 @@ def train(
             progress.say(f"{folder}: no run to go on with is here; starting one")
         summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress, donors=reuse or [])
         if config.until != "base":
-            progress.say(ranks.first(lambda: specialties_in_words(folder)))
+            progress.say(ranks.first(lambda: specialties_at_a_glance(folder)))
         progress.say(comparison(summary))
         page = f"open {folder / 'report.html'}, or: " if config.until == "experts" else "next: "
         is_judged = config.until != "specialties" or config.base.by != "none"

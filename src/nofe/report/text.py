@@ -13,6 +13,7 @@ from nofe.suggestions import counted
 
 SMALL = 64  # pixels a side that are made for small images: a photo loses more than in 224
 MUCH_LARGER = 2  # times
+GLANCE = 20  # experts, and classes of each, that are listed when a training ends
 TOP = 5  # most probable classes, of which one should be the right one
 
 
@@ -104,9 +105,29 @@ def network_name(stage: str, specialties: int) -> str:
 
 
 def specialties_in_words(run: Path) -> str:
-    described = Run(run).read_json(runs.SPECIALTIES)
-    lines = [f"expert {each['index']:>2}: {listed(each['class_names'])}" for each in described["specialties"]]
-    return "\n".join(lines)
+    """All classes of every expert."""
+    return "\n".join(f"expert {each['index']:>2}: {listed(each['class_names'])}" for each in _specialties_of(run))
+
+
+def specialties_at_a_glance(run: Path) -> str:
+    """The first classes of the first experts: thousands of names would bury the rest of what is said."""
+    specialties = _specialties_of(run)
+    names = [each["class_names"] for each in specialties]
+    if len(names) <= GLANCE and max(map(len, names)) <= GLANCE:
+        return specialties_in_words(run)
+    lines = []
+    for each in specialties[:GLANCE]:
+        more = len(each["class_names"]) - GLANCE
+        shown = listed(each["class_names"][:GLANCE]) + (f", and {more:,} more" if more > 0 else "")
+        lines.append(f"expert {each['index']:>2}: {shown}")
+    more = len(names) - GLANCE
+    lines += [f"and {counted(more, 'more expert')}"] if more > 0 else []
+    return "\n".join([*lines, f"All classes of each: nofe specialties {run}"])
+
+
+def _specialties_of(run: Path) -> list[dict[str, Any]]:
+    specialties: list[dict[str, Any]] = Run(run).read_json(runs.SPECIALTIES)["specialties"]
+    return specialties
 
 
 def listed(names: Iterable[str]) -> str:
