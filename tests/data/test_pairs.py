@@ -107,6 +107,15 @@ def test_what_cannot_be_used_is_named(item: Any, message: str) -> None:
 LISTED = [(photo(i), i % 2) for i in range(8)]
 
 
+def test_what_random_split_gives_is_a_list_of_two_data_sets_and_not_two_images(tmp_path: Path) -> None:
+    from torch.utils.data import random_split
+
+    with pytest.raises(
+        UserError, match=r"^dataset: a list of two data sets, as random_split gives; pass a tuple, \(train"
+    ):
+        nofe.train(tmp_path / "run", random_split(LISTED, [6, 2]))
+
+
 class Endless(torch.utils.data.IterableDataset):
     def __len__(self) -> int:
         return 3

@@ -74,6 +74,8 @@ def parts_of(dataset: Pairs | tuple[Pairs, Pairs | None]) -> tuple[Pairs, Pairs 
     """Training and test pairs of what somebody gave for them."""
     if isinstance(dataset, os.PathLike):
         raise UserError(f"dataset: a path; pass 'folder:{dataset}', a text, for the images below it")
+    if isinstance(dataset, list) and len(dataset) == 2 and all(map(_is_data_set, dataset)):
+        raise UserError("dataset: a list of two data sets, as random_split gives; pass a tuple, (train, test)")
     if not isinstance(dataset, tuple):
         return dataset, None
     if dataset and all(_is_pair(each) for each in dataset):
@@ -91,6 +93,12 @@ def _is_pair(value: Any) -> bool:
     if not isinstance(value, tuple | list) or len(value) != 2:
         return False
     return isinstance(value[1], int | np.integer) or getattr(value[1], "ndim", None) == 0
+
+
+def _is_data_set(value: Any) -> bool:
+    """Whether it is one of torch or like it, and neither a pair nor an image."""
+    has_items = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return has_items and not isinstance(value, tuple | list) and not hasattr(value, "ndim")
 
 
 def _length(pairs: Pairs, what: str) -> int:
