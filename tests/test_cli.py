@@ -926,6 +926,14 @@ def test_training_in_a_thread(tmp_path: Path) -> None:
     assert result.keys() >= {"networks", "specialties"}
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [("sweep", "--minutes"), ("reproduce", "--minutes"), ("reproduce", "--gone-in")]
+)
+def test_no_time_can_be_negative(name: str, option: str) -> None:
+    told = refusal(name, option, "-1")
+    assert told.startswith(f"Invalid value for '{option}': Input should be greater than or equal to 0")
+
+
 def test_reproduce_finds_imagenet_where_it_is_said_to_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr("nofe.experiments.reproduce.reproduce", lambda jobs, *_, **__: given.extend(jobs) or [])

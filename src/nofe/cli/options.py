@@ -102,7 +102,7 @@ SkipUnreadable = Annotated[
     typer.Option("--skip-unreadable", help="Leave unreadable images out instead of stopping.", rich_help_panel=DATA),
 ]
 Minutes = Annotated[
-    float | None, typer.Option("--minutes", help="Stop after this long; the same command continues later.")
+    float | None, typer.Option("--minutes", min=0, help="Stop after this long; the same command continues later.")
 ]
 
 
