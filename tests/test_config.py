@@ -215,6 +215,20 @@ def test_values_out_of_range(settings: list[str], message: str) -> None:
     assert message in refusal(*settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        (["generalist.epochs=0"], "generalist.epochs=0"),
+        (["experts.warmup_epochs=5", "experts.epochs=3"], "experts.warmup_epochs=5.0"),
+        (["base.paper.rate=-1"], "base.paper.rate=-1.0"),
+        (["experts.augmentation.magnitude=31"], "experts.augmentation.magnitude=31"),
+        (["data.hold_out=1"], "data.hold_out=1.0"),
+    ],
+)
+def test_a_field_that_several_recipes_have_is_named_in_full(settings: list[str], field: str) -> None:
+    assert refusal(*settings).startswith(f"{field}: out of range; ")
+
+
 def test_settings_that_are_right_only_together_are_applied_together() -> None:
     for settings in (
         ["specialties.rule=groups", "specialties.groups=family"],

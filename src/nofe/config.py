@@ -184,12 +184,19 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
         changes[name] = _parsed(text, kinds[name], setting)
 
 
-def _with_changes(value: Any, changes: dict[str, Any]) -> Any:
+def _with_changes(value: Any, changes: dict[str, Any], within: str = "") -> Any:
+    """`within` is where the value is, such as "generalist.": recipes have the same fields, and one of them is wrong."""
     new = {
-        name: _with_changes(getattr(value, name), change) if isinstance(change, dict) else change
+        name: _with_changes(getattr(value, name), change, f"{within}{name}.") if isinstance(change, dict) else change
         for name, change in changes.items()
     }
-    return dataclasses.replace(value, **new)
+    try:
+        return dataclasses.replace(value, **new)
+    except UserError as error:
+        named = str(error).partition("=")[0]
+        if named in {field.name for field in dataclasses.fields(value)}:
+            raise UserError(f"{within}{error}") from error
+        raise
 
 
 def _parsed(text: str, kind: Any, setting: str) -> Any:
