@@ -28,6 +28,7 @@ from nofe.data.shards import list_shards
 from nofe.data.tar_index import index_file, scan_shard, shard_index
 from nofe.data.workers import Workers
 from nofe.errors import Interrupted, NofeError, RunError, UserError
+from nofe.training.progress import counting
 
 SMALL = PackSettings(size=24, quality=90, shard_megabytes=0.03)
 CLASSES = ("ant", "bee", "cow")
@@ -134,6 +135,23 @@ def test_what_is_missing_is_made_again_and_nothing_else(photos: Path, once: Path
     assert contents(tmp_path) == contents(once)
     changed = {file.name for file in tmp_path.glob("*.tar") if file.stat().st_mtime_ns != times[file.name]}
     assert changed == {"train-000001.tar", "test-000000.tar"}
+
+
+def test_what_was_packed_before_does_not_count_for_the_speed(
+    photos: Path, once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(once, tmp_path / "packed")
+    lost = sorted((tmp_path / "packed").glob("train-*.tar"))[-1]
+    with tarfile.open(lost) as tar:
+        images = len(tar.getnames()) // 2
+    lost.unlink()
+    clock = iter([0.0, *[2.0] * 50])  # begun at 0, and two seconds have gone whenever it is looked at
+    monkeypatch.setattr("nofe.training.progress.time.monotonic", lambda: next(clock))
+    with counting("pack", 45) as counted:
+        packed(photos, tmp_path / "packed", advance=counted.advance, take_over=counted.take_over)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].endswith(" of 45 images"), "nothing is packed yet"
+    assert told[-1] == f"pack         45 of 45 images  {images / 2:,.0f} images/s"
 
 
 def test_packing_again_what_is_complete_mends_it(photos: Path, once: Path, tmp_path: Path) -> None:

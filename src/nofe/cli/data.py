@@ -31,9 +31,15 @@ def pack(
 
     settings = PackSettings(size, square, quality, shard_megabytes)
     listing = listing_of(source, root=data_root, test=test, seed=seed)
-    with counting("pack", sum(map(len, listing.parts.values()))) as advance:
+    with counting("pack", sum(map(len, listing.parts.values()))) as images:
         manifest = write_shards(
-            listing, folder, settings, Workers(workers), skip_unreadable=skip_unreadable, advance=advance
+            listing,
+            folder,
+            settings,
+            Workers(workers),
+            skip_unreadable=skip_unreadable,
+            advance=images.advance,
+            take_over=images.take_over,
         )
     counts = ", ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
     left_out = sum(manifest["unreadable"].values())

@@ -83,9 +83,11 @@ def pack(
     *,
     skip_unreadable: bool = False,
     advance: Callable[[int], None] = lambda images: None,
+    take_over: Callable[[int], None] = lambda images: None,
 ) -> dict[str, Any]:
     """Write shards, manifest and class names to `folder`; returns the manifest.
 
+    `advance` is told of images that are packed, `take_over` of those that an earlier call had packed.
     At SIGTERM and SIGINT it raises Interrupted, and leaves what another call goes on with.
     """
     try:
@@ -101,7 +103,7 @@ def pack(
             remove_leftovers(folder, ("*.tar", "*.tar.index", MANIFEST, CLASSES))
             begun.write(folder, complete=False)  # before the first shard, which is then known for one of ours
             for part, pictures in listing.parts.items():
-                _pack_part(part, pictures, folder, settings, workers, begun, skip_unreadable, advance)
+                _pack_part(part, pictures, folder, settings, workers, begun, skip_unreadable, advance, take_over)
             with replace_atomically(folder / CLASSES) as file:
                 file.write(
                     "".join(f"{_one_line(name)}\n" for name in listing.class_names).encode(errors="surrogateescape")
@@ -191,6 +193,7 @@ def _pack_part(
     manifest: _Manifest,
     skip_unreadable: bool,
     advance: Callable[[int], None],
+    take_over: Callable[[int], None],
 ) -> None:
     # Mixed, so that whoever reads a shard from its start to its end sees all classes.
     order = stream(0, "pack", part).permutation(len(pictures))
@@ -205,7 +208,7 @@ def _pack_part(
             manifest.shards[name] = shard
             manifest.write(folder, complete=False)
         else:
-            advance(shard.end - shard.first)
+            take_over(shard.end - shard.first)
         position, number = shard.end, number + 1
 
 

@@ -114,24 +114,40 @@ class Bars(Silent):
             self._bars.update(self._task, completed=step, text=text)
 
 
+class Counting:
+    """How many of `total` images are done, and how fast; what an earlier command did says nothing of the speed."""
+
+    def __init__(self, total: int, show: Callable[[int, "Counting"], None]) -> None:
+        self.total, self.done = total, 0
+        self._show, self._made, self._since = show, 0, time.monotonic()
+
+    def advance(self, images: int) -> None:
+        self._made += images
+        self._go_on(images)
+
+    def take_over(self, images: int) -> None:
+        """They were there already."""
+        self._go_on(images)
+
+    def in_words(self) -> str:
+        speed = self._made / max(time.monotonic() - self._since, 1e-9)
+        return f"{self.done:,} of {self.total:,} images" + (f"  {speed:,.0f} images/s" if self._made else "")
+
+    def _go_on(self, images: int) -> None:
+        before, self.done = self.done, self.done + images
+        self._show(before, self)
+
+
 @contextmanager
-def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def counting(what: str, total: int) -> Iterator[Counting]:
     """A bar in a terminal for `total` images; in a log a line for every tenth of them."""
-    done = 0
-    since = time.monotonic()
-
-    def in_words() -> str:
-        return f"{done:,} of {total:,} images  {done / max(time.monotonic() - since, 1e-9):,.0f} images/s"
-
     if not sys.stdout.isatty():
 
-        def tell(images: int) -> None:
-            nonlocal done
-            before, done = done, done + images
-            if done * 10 // max(total, 1) > before * 10 // max(total, 1):
-                print(f"{what:<12} {in_words()}", flush=True)
+        def tell(before: int, counting: Counting) -> None:
+            if counting.done * 10 // max(total, 1) > before * 10 // max(total, 1):
+                print(f"{what:<12} {counting.in_words()}", flush=True)
 
-        yield tell
+        yield Counting(total, tell)
         return
 
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -140,13 +156,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description:<12}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
     with RichProgress(*columns, TimeRemainingColumn()) as bars:
         task = bars.add_task(what, total=total, text="")
-
-        def draw(images: int) -> None:
-            nonlocal done
-            done += images
-            bars.update(task, completed=done, text=in_words())
-
-        yield draw
+        yield Counting(total, lambda _, counting: bars.update(task, completed=counting.done, text=counting.in_words()))
 
 
 def progress_for_this_output() -> Progress:
