@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nofe.side_by_side import run_side_by_side
+from nofe.side_by_side import Forecast, run_side_by_side
 from side_by_side_program import Sleeping, sleep
 
 
@@ -81,11 +81,41 @@ def test_where_the_machine_will_be_gone_what_is_shorter_does_not_come_before_its
     assert (outcome.stopped, outcome.not_begun) == (["s"], ["long"]), "where its checkpoint stays, it can wait"
 
 
-def test_jobs_beside_others_are_expected_to_take_longer_from_the_first_on(tmp_path: Path) -> None:
-    """Three that take 200 seconds alone do not end in 300 side by side, though one does."""
-    jobs = [Sleeping(name, tmp_path, lasts=0.1, expected=200) for name in "abc"]
-    assert run_side_by_side(jobs, sleep, at_once=3, gone_in=5).not_begun == ["a", "b", "c"]
-    assert run_side_by_side(jobs[:1], sleep, at_once=3, gone_in=5).not_begun == []
+def test_where_the_machine_will_be_gone_as_many_are_begun_as_all_end(tmp_path: Path) -> None:
+    """Of jobs that take 100 seconds alone two take 168 side by side, three 228, four 283, five 334."""
+    jobs = [Sleeping(name, tmp_path, lasts=60, expected=100) for name in "abcd"]
+    for minutes_left, begun in ((2, 1), (3.5, 2), (4.5, 3), (5, 4)):
+        outcome = run_side_by_side(jobs, sleep, at_once=8, minutes=0.03, gone_in=minutes_left)
+        assert (outcome.stopped, outcome.not_begun) == ([*"abcd"[:begun]], [*"abcd"[begun:]])
+
+
+def test_where_the_machine_will_be_gone_nothing_is_begun_beside_which_others_would_be_lost(tmp_path: Path) -> None:
+    """The first would end in time alone, and so would each of the others alone."""
+    jobs = [
+        Sleeping(name, tmp_path, lasts=60, expected=seconds) for name, seconds in zip("abc", (170, 100, 5), strict=True)
+    ]
+    outcome = run_side_by_side(jobs, sleep, at_once=3, minutes=0.03, gone_in=3)
+    assert (outcome.stopped, outcome.not_begun) == (["a", "c"], ["b"])
+
+
+def test_what_is_under_way_has_so_much_less_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of 100 seconds take 168 side by side; once half of that is over, 50 of each are left."""
+    clock = [1000.0]
+    monkeypatch.setattr("nofe.side_by_side.time.monotonic", lambda: clock[0])
+    forecast = Forecast()
+    assert forecast.seconds_with(100) == pytest.approx(100)
+    forecast.begin("one", 100)
+    assert forecast.seconds_with(100) == pytest.approx(100 * 2**0.75)
+    forecast.begin("other", 100)
+    clock[0] += 50 * 2**0.75
+    assert forecast.seconds_with(0) == pytest.approx(50 * 2**0.75)
+    assert forecast.seconds_with(50) == pytest.approx(50 * 3**0.75)
+    clock[0] += 100 * 2**0.75
+    forecast.end("one", well=True)  # it took 150
+    assert forecast.slower == pytest.approx(1.5)
+    assert forecast.seconds_with(100) == pytest.approx(150), "the other is as late, and ends now"
+    forecast.end("other", well=False)
+    assert forecast.slower == pytest.approx(1.5), "what failed says nothing"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

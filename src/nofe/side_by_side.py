@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -74,9 +75,9 @@ def run_side_by_side(
     """`work`, which must be a function that another process can import, on every job, so many at a time.
 
     After `minutes` jobs that are under way stop with a checkpoint, and nothing new is begun. A signal does the same,
-    and is raised as Interrupted. Where checkpoints are `gone_in` so many minutes, with the machine, a job that is not
-    likely to end by then is not begun, and one that is begins in its turn, though it may have to stop and go on before.
-    Stages of the keys in `trained` are there already.
+    and is raised as Interrupted. Where checkpoints are `gone_in` so many minutes, with the machine, a job begins only
+    if it and all that are under way are likely to end by then, though they may have to stop and go on before. Stages of
+    the keys in `trained` are there already.
     """
     from nofe.training.runtime import sharing_the_gpu
 
@@ -111,27 +112,67 @@ class Ends:
 
 @dataclass(frozen=True)
 class Left:
-    """Seconds, or those of a job alone on the device that they stand for."""
+    """Seconds."""
 
     to_stop: float
     to_gone: float
 
-    def slowed(self, times: float) -> "Left":
-        return Left(self.to_stop / times, self.to_gone / times)
+
+def beside_others(count: int) -> float:
+    """How many times as long as alone so many take side by side."""
+    return float(count**SLOWER_BESIDE_OTHERS)
+
+
+@dataclass
+class Forecast:
+    """When jobs end beside each other; in seconds of a job alone on the device, what it was to take and has taken."""
+
+    expected: dict[str, float] = field(default_factory=dict)
+    passed: dict[str, float] = field(default_factory=dict)
+    ratios: list[float] = field(default_factory=list)  # of what jobs took to what was expected
+    now: float = field(default_factory=time.monotonic)
+
+    def begin(self, name: str, seconds: float) -> None:
+        self._go_on()
+        self.expected[name], self.passed[name] = seconds, 0.0
+
+    def end(self, name: str, *, well: bool) -> None:
+        self._go_on()
+        expected, took = self.expected.pop(name), self.passed.pop(name)
+        if expected and well:
+            self.ratios.append(took / expected)
+
+    @property
+    def slower(self) -> float:
+        """Than expected. One that found its stages trained was quick: that says nothing of the others."""
+        return max(1.0, statistics.median(self.ratios or [1.0]))
+
+    def seconds_with(self, another: float) -> float:
+        """Until those under way and another have ended: side by side, the more slowly the more there are."""
+        self._go_on()
+        left = [self.slower * self.expected[name] - self.passed[name] for name in self.expected]
+        alone = sorted(max(0.0, seconds) for seconds in (*left, self.slower * another))
+        side_by_side = range(len(alone), 0, -1)
+        until_each = zip(side_by_side, pairwise([0.0, *alone]), strict=True)
+        return sum((end - begin) * beside_others(count) for count, (begin, end) in until_each)
+
+    def _go_on(self) -> None:
+        since, self.now = self.now, time.monotonic()
+        for name in self.passed:
+            self.passed[name] += (self.now - since) / beside_others(len(self.passed))
 
 
 def _run_all(waiting: list[AnyJob], crew: "_Crew[AnyJob]", ends: Ends, say: Callable[[str], None]) -> Outcome:
-    began: dict[str, tuple[float, float]] = {}  # when, and the seconds it was likely to take
-    ratios: list[float] = []  # of what jobs took to what was likely: beside others they take longer than alone
+    forecast = Forecast()
+    began: dict[str, float] = {}
     failed: list[str] = []
     refused: list[str] = []
     count, finished = len(waiting), 0
     while (waiting or crew.at_work) and (left := ends.left).to_stop > 0:
-        # One that found its stages trained was quick: that says nothing of the others.
-        slower = max(1.0, statistics.median(ratios or [crew.size**SLOWER_BESIDE_OTHERS]))
-        while crew.idle and (job := _next(waiting, crew, left.slowed(slower))) is not None:
+        while crew.idle and (job := _next(waiting, crew, left, forecast)) is not None:
             waiting.remove(job)
-            began[job.name] = time.monotonic(), job.seconds(crew.trained)
+            began[job.name] = time.monotonic()
+            forecast.begin(job.name, job.seconds(crew.trained))
             crew.give(job)
         if not crew.at_work:
             break  # no process is left to work, or there is no time for any job
@@ -140,30 +181,27 @@ def _run_all(waiting: list[AnyJob], crew: "_Crew[AnyJob]", ends: Ends, say: Call
             continue
         job, error, is_refused = report
         finished += 1
-        since, expected = began[job.name]
-        took = time.monotonic() - since
-        if expected and not error:
-            ratios.append(took / expected)
-        say(f"{finished}/{count} {job.name}: {error or f'done in {took:.0f} s'}")
+        forecast.end(job.name, well=not error)
+        say(f"{finished}/{count} {job.name}: {error or f'done in {time.monotonic() - began[job.name]:.0f} s'}")
         if error:
             failed.append(job.name)
             refused.extend([job.name] if is_refused else [])
     return Outcome(failed, refused, [job.name for job in crew.at_work.values()], [job.name for job in waiting])
 
 
-def _next(waiting: Sequence[AnyJob], crew: "_Crew[AnyJob]", left: Left) -> AnyJob | None:
+def _next(waiting: Sequence[AnyJob], crew: "_Crew[AnyJob]", left: Left, forecast: Forecast) -> AnyJob | None:
     """The first that shares no stage with one under way (it will find it trained), and that may end in the time left.
 
     If none may, the first that cannot: it goes on from its checkpoint the next time, and the device is not left idle.
-    But no job whose checkpoint would be gone before its end; where that is near, the first that may end before it,
-    whether now or the next time: what is longest is not put off until there is no time for it.
+    But where checkpoints will be gone the first beside which all may end before, whether now or the next time.
     """
     busy = set().union(*(job.keys() for job in crew.at_work.values())) - crew.trained
     free = [job for job in waiting if not job.keys() & busy]
-    worth_it = [job for job in free if job.seconds(crew.trained) <= left.to_gone]
-    time_left = left.to_stop if left.to_gone == math.inf else left.to_gone
-    fitting = (job for job in worth_it if job.seconds(crew.trained) <= time_left)
-    return next(fitting, worth_it[0] if worth_it else None)
+    if left.to_gone < math.inf:
+        return next((job for job in free if forecast.seconds_with(job.seconds(crew.trained)) <= left.to_gone), None)
+    slower = forecast.slower * beside_others(crew.size)
+    fitting = (job for job in free if slower * job.seconds(crew.trained) <= left.to_stop)
+    return next(fitting, free[0] if free else None)
 
 
 class _Crew(Generic[AnyJob]):

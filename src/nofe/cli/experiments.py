@@ -116,7 +116,7 @@ def reproduce(
     minutes: Minutes = None,
     gone_in: Annotated[
         float | None,
-        typer.Option(min=0, help="The machine is gone after these minutes: begin what may end by then, longest first."),
+        typer.Option(min=0, help="The machine is gone after these minutes: begin only what may end by then."),
     ] = None,
     side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time on the device.")] = AT_ONCE,
     data_root: Annotated[Path, typer.Option(help="Folder that holds CIFAR-100, or to download it to.")] = Path("data"),

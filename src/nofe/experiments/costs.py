@@ -13,7 +13,7 @@ from nofe.experiments.paper_tables import PAPER_TABLE_3
 from nofe.experiments.reproduce import Job, keys_with_results
 from nofe.experiments.table import Experiment
 from nofe.reuse import stage_keys
-from nofe.side_by_side import SLOWER_BESIDE_OTHERS
+from nofe.side_by_side import beside_others
 
 PLANNED_EXPERTS = 10  # K of the times that `reproduce` plans by
 PRECISION_OF_GPUS = "bf16"  # what `auto` is
@@ -157,8 +157,8 @@ def left_of(
             known.append(seconds)
         else:
             unknown = True
-    beside = max(1, min(at_once, len(known)))
-    return Left(sum(known) * beside ** (SLOWER_BESIDE_OTHERS - 1), unknown)
+    count = max(1, min(at_once, len(known)))
+    return Left(sum(known) / count * beside_others(count), unknown)
 
 
 def seconds_of_job(job: Job, paid: set[str], growth: Growth) -> float:

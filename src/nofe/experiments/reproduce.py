@@ -110,8 +110,8 @@ def with_progress(jobs: Iterable[Job], runs_of: Path) -> list[Job]:
 
 
 def before_it_is_gone(jobs: Iterable[Job]) -> list[Job]:
-    """What was begun first, as it would be lost; then the longest, as shorter ones find time after it, and not it."""
-    return sorted(jobs, key=lambda job: (not job.behind, -job.seconds()))
+    """What was begun first, as it would be lost, and of that what ends soonest; then as given."""
+    return sorted(jobs, key=lambda job: (not job.behind, job.seconds() if job.behind else 0.0))
 
 
 def trained_in(runs_of: Path) -> set[str]:
@@ -169,7 +169,7 @@ def reproduce(
 ) -> Outcome:
     """Run the jobs, `side_by_side` at a time, and file each result. `gone_in`: as in run_side_by_side.
 
-    They begin in the order given, but for a machine that will be gone, as `before_it_is_gone` has them.
+    They begin in the order given; where the machine will be gone, after those that were begun before.
     """
     began = time.monotonic()
     require_images(jobs)
