@@ -9,7 +9,7 @@ import pytest
 from nofe.config import to_json, with_settings
 from nofe.experiments.costs import COMPILED, Left, cost_of, grown, growth_in, left_of, seconds_of_job, steps_in
 from nofe.experiments.estimates import seconds_of
-from nofe.experiments.reproduce import Job
+from nofe.experiments.reproduce import Filed, Job
 from nofe.experiments.table import Experiment
 from nofe.experiments.tables import TABLES
 from nofe.recipes import default_run
@@ -50,13 +50,13 @@ def test_more_experts_cost_more_and_share_the_price_of_the_trunk() -> None:
 def test_a_shared_stage_is_paid_for_once() -> None:
     one = EXPERTS["fully-balanced, K=50"]
     longer = Experiment("longer", with_settings(one.config, ["experts.epochs=150"]))
-    alone, other = (left_of([each], 1, [], GROWTH).seconds for each in (one, longer))
+    alone, other = (left_of([each], 1, Filed([]), GROWTH).seconds for each in (one, longer))
     generalist = Experiment("generalist", with_settings(one.config, ["until=specialties"]))
-    shared = left_of([generalist], 1, [], GROWTH).seconds
-    assert left_of([one, longer], 1, [], GROWTH).seconds == pytest.approx(alone + other - shared)
+    shared = left_of([generalist], 1, Filed([]), GROWTH).seconds
+    assert left_of([one, longer], 1, Filed([]), GROWTH).seconds == pytest.approx(alone + other - shared)
     networks = {stage: {"accuracy": 0.5, "parameters": 1, "seconds": 1.0} for stage in stage_keys(one.config)}
     done = {"config": json.loads(json.dumps(to_json(one.config))), "networks": networks}
-    assert left_of([one], 1, [done], GROWTH) == Left(0.0, unknown=False)
+    assert left_of([one], 1, Filed([done]), GROWTH) == Left(0.0, unknown=False)
 
 
 def test_side_by_side_costs_what_was_measured_so_and_nothing_else_has_an_estimate() -> None:
@@ -64,12 +64,12 @@ def test_side_by_side_costs_what_was_measured_so_and_nothing_else_has_an_estimat
     base, resnet = EXPERTS["base"], TABLES["table-4"].rows[-1].experiment
     for experiment in (base, resnet):
         for at_once, seeds, times in ((3, 3, 2.3), (3, 30, 2.3), (8, 8, 4.65), (8, 3, 2.3), (1, 8, 1)):
-            alone, beside = (left_of([experiment], seeds, [], GROWTH, count).seconds for count in (1, at_once))
+            alone, beside = (left_of([experiment], seeds, Filed([]), GROWTH, count).seconds for count in (1, at_once))
             assert beside / alone == pytest.approx(times / min(seeds, at_once), rel=0.03)
     of_today = TABLES["today"].experiments()
-    assert not left_of(of_today, 3, [], GROWTH).unknown
-    assert str(left_of(of_today, 3, [], GROWTH, 8)) == "not known"
-    assert str(left_of([*of_today, base], 3, [], GROWTH, 8)).startswith("more than ")
+    assert not left_of(of_today, 3, Filed([]), GROWTH).unknown
+    assert str(left_of(of_today, 3, Filed([]), GROWTH, 8)) == "not known"
+    assert str(left_of([*of_today, base], 3, Filed([]), GROWTH, 8)).startswith("more than ")
 
 
 def test_estimates_are_those_of_the_measured_steps() -> None:
@@ -103,8 +103,8 @@ def test_a_network_without_a_time_of_its_own_is_priced_by_its_multiplications() 
 
 def test_what_nobody_has_measured_is_not_known() -> None:
     imagenet = TABLES["imagenet"].experiments()
-    assert str(left_of(imagenet, 1, [], GROWTH)) == "not known"
-    assert str(left_of([*imagenet, EXPERTS["base"]], 1, [], GROWTH)).startswith("more than ")
+    assert str(left_of(imagenet, 1, Filed([]), GROWTH)) == "not known"
+    assert str(left_of([*imagenet, EXPERTS["base"]], 1, Filed([]), GROWTH)).startswith("more than ")
 
 
 def test_training_against_the_base_is_by_steps_of_one_file_and_epochs_of_the_recipes(tmp_path: Path) -> None:

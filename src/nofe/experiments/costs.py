@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from nofe.config import RunConfig
 from nofe.experiments.estimates import epochs_of, seconds_of
 from nofe.experiments.paper_tables import PAPER_TABLE_3
-from nofe.experiments.reproduce import Job, keys_with_results
+from nofe.experiments.reproduce import Filed, Job
 from nofe.experiments.table import Experiment
 from nofe.reuse import stage_keys
 from nofe.side_by_side import beside_others
@@ -135,7 +135,7 @@ def growth_in(benchmarks: Path) -> Growth:
 def left_of(
     experiments: Iterable[Experiment],
     seeds: int,
-    results: Sequence[Mapping[str, Any]],
+    filed: Filed,
     growth: Growth,
     at_once: int = 1,
 ) -> Left:
@@ -143,13 +143,12 @@ def left_of(
 
     Beside others, as many as there are up to `at_once`, only networks have an estimate that were timed so.
     """
-    there = keys_with_results(results)
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
     paid: set[str] = set()
     known: list[float] = []
     unknown = False
     for job in jobs:
-        if job.done(there, results):
+        if job.done(filed):
             continue
         seconds = seconds_of_job(job, paid, growth)
         paid |= job.keys()

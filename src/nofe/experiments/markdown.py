@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from nofe.experiments.page import RETRIEVAL_HEAD, cells, mean_and_deviation, ret
 from nofe.experiments.paper_tables import FIGURE_3, HDCNN, PAPER_TABLE_3, RETRIEVAL, TABLE_1
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import NAMES, comparison_table
-from nofe.experiments.reproduce import Job, keys_with_results
+from nofe.experiments.reproduce import Filed, Job
 from nofe.experiments.table import Row, Table
 from nofe.experiments.tables import TABLES, base_of_same_recipe, experiments_of, row_of, tables_named
 from nofe.report.text import all_of, listed, span_in_words
@@ -34,7 +34,8 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
     """
     index = Index(results)
     growth = growth_in(benchmarks)
-    missing = {table.name: missing_in_words(table, results) for table in TABLES.values()}
+    filed = Filed(results)
+    missing = {table.name: missing_in_words(table, filed) for table in TABLES.values()}
     drawn = pictures(index)
     parts = [
         "# Results",
@@ -52,7 +53,7 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
         "- `nofe reproduce TABLE` trains what is not measured.",
         short_section(index),
         claims_section(index),
-        missing_section(results, growth),
+        missing_section(filed, growth),
         evidence_section(index),
         *(
             retrieval_section(index, drawn, missing[table.name])
@@ -106,17 +107,16 @@ def _experts_otherwise(name: str, index: Index) -> Iterator[str]:
             yield f"{row.label.partition(', ')[2]}: {statistics.mean(found):.2f}"
 
 
-def missing_section(results: Sequence[Result], growth: Growth) -> str:
+def missing_section(filed: Filed, growth: Growth) -> str:
     """What was not reached, why, and what it would cost; in the terminal `--list` has it by row."""
-    there = keys_with_results(results)
     lines = []
     for table in TABLES.values():
-        rows = [row.label for row in table.rows if not _is_measured(row, results, there)]
+        rows = [row.label for row in table.rows if not _is_measured(row, filed)]
         if not rows:
             continue
         alone, beside = (
             "" if left.unknown else str(left)
-            for left in (left_of(table.experiments(), FEWEST_RUNS, results, growth, count) for count in (1, AT_ONCE))
+            for left in (left_of(table.experiments(), FEWEST_RUNS, filed, growth, count) for count in (1, AT_ONCE))
         )
         which = "all" if len(rows) == len(table.rows) else "; ".join(rows)
         lines.append(f"| [{table.name}](#{anchor(table.title)}) | {which} | {table.reason} | {alone} | {beside} |")
@@ -131,7 +131,7 @@ def missing_section(results: Sequence[Result], growth: Growth) -> str:
     of_paper = experiments_of(tables_named(["all"]))
     missing, whole = (
         " or ".join(str(left_of(of_paper, FEWEST_RUNS, there, growth, count)) for count in (1, AT_ONCE))
-        for there in (results, [])
+        for there in (filed, Filed([]))
     )
     words = (
         f"Minutes are estimates for an H200: with each run alone on it, and with up to {AT_ONCE} at a time, where the "
@@ -141,8 +141,8 @@ def missing_section(results: Sequence[Result], growth: Growth) -> str:
     return "\n".join([*head, *lines, "", words])
 
 
-def _is_measured(row: Row, results: Sequence[Result], there: Set[str]) -> bool:
-    return all(Job(row.experiment, seed).done(there, results) for seed in range(FEWEST_RUNS))
+def _is_measured(row: Row, filed: Filed) -> bool:
+    return all(Job(row.experiment, seed).done(filed) for seed in range(FEWEST_RUNS))
 
 
 def table_section(table: Table, index: Index, drawn: Mapping[str, bytes], missing: str) -> str:
@@ -236,10 +236,9 @@ def recipes_section() -> str:
     return "\n".join(["## Recipes", "", words, "", *lines])
 
 
-def missing_in_words(table: Table, results: Sequence[Result]) -> str:
+def missing_in_words(table: Table, filed: Filed) -> str:
     """How many rows are without figures, or with fewer than they should have."""
-    there = keys_with_results(results)
-    lacking = sum(not _is_measured(row, results, there) for row in table.rows)
+    lacking = sum(not _is_measured(row, filed) for row in table.rows)
     if not lacking:
         return ""
     return (

@@ -7,7 +7,7 @@ from typing import Any
 from nofe.experiments.costs import Growth, left_of
 from nofe.experiments.index import Index, Measured
 from nofe.experiments.paper_tables import RETRIEVAL
-from nofe.experiments.reproduce import Job, keys_with_results
+from nofe.experiments.reproduce import Filed, Job
 from nofe.experiments.table import Experiment, Row, Table
 from nofe.experiments.tables import TABLES, experiments_of, tables_named
 from nofe.report.text import table as text_table
@@ -68,17 +68,16 @@ def overview(
 
     Rows have stages in common: each has the price that it has by itself, a table and the total pay for a stage once.
     """
+    filed = Filed(results)
     lines: list[tuple[str, ...]] = []
     titles: dict[int, str] = {}  # by line: too long for a column
     for table in tables:
         titles[len(lines)] = table.title
-        lines.append((table.name, *_state(table.experiments(), seeds, results, growth, at_once)))
-        lines += [
-            (f"    {row.label}", *_state([row.experiment], seeds, results, growth, at_once)) for row in table.rows
-        ]
+        lines.append((table.name, *_state(table.experiments(), seeds, filed, growth, at_once)))
+        lines += [(f"    {row.label}", *_state([row.experiment], seeds, filed, growth, at_once)) for row in table.rows]
     for title, counted in (("the paper on CIFAR-100", tables_named(["all"])), ("everything", list(TABLES.values()))):
         if len(tables) > 1 and all(table in tables for table in counted):
-            lines.append((f"total, {title}", *_state(experiments_of(counted), seeds, results, growth, at_once)))
+            lines.append((f"total, {title}", *_state(experiments_of(counted), seeds, filed, growth, at_once)))
     head = ("", "runs done", "state", "GPU minutes", "missing", "side by side")
     names, rule, *listed = text_table(head, lines).splitlines()
     listed = [f"{line}  {titles[place]}" if place in titles else line for place, line in enumerate(listed)]
@@ -90,14 +89,13 @@ def overview(
 
 
 def _state(
-    experiments: Sequence[Experiment], seeds: int, results: Sequence[Mapping[str, Any]], growth: Growth, at_once: int
+    experiments: Sequence[Experiment], seeds: int, filed: Filed, growth: Growth, at_once: int
 ) -> tuple[str, ...]:
     """Runs that are done, of how many; a word for it; minutes of all of them, and of the missing, alone and not."""
-    there = keys_with_results(results)
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
-    done = sum(job.done(there, results) for job in jobs)
-    counted, whole = f"{done}/{len(jobs)}", str(left_of(experiments, seeds, [], growth))
+    done = sum(job.done(filed) for job in jobs)
+    counted, whole = f"{done}/{len(jobs)}", str(left_of(experiments, seeds, Filed([]), growth))
     if done == len(jobs):
         return counted, "done", whole, "", ""
-    left = (str(left_of(experiments, seeds, results, growth, beside)) for beside in (1, at_once))
+    left = (str(left_of(experiments, seeds, filed, growth, beside)) for beside in (1, at_once))
     return counted, "in part" if done else "missing", whole, *left

@@ -8,7 +8,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,19 @@ SECONDS_WORTH_MEASURING = 100.0  # of a run: finding out which kernels suit its 
 SECONDS_TO_MEASURE = 120.0  # at most
 SECONDS_TO_TIME = 300.0  # the inference of finished runs, at most; where time is short, what runs have to stop in
 TIMED = "inference"  # the measure that is a time: of runs that are done, with the device for itself
+
+
+@dataclass(frozen=True)
+class Filed:
+    """Result files, and what they have figures of."""
+
+    results: Sequence[Mapping[str, Any]]
+
+    @cached_property
+    def stages(self) -> Set[str]:
+        """Their keys."""
+        named = ((result, keys_of(result)) for result in self.results)
+        return {key for result, keys in named for stage, key in keys.items() if stage in result["networks"]}
 
 
 @dataclass(frozen=True)
@@ -66,11 +79,11 @@ class Job:
         of_this = (result.get("experiment"), result["config"]["seed"]) == (self.experiment.name, self.seed)
         return of_this and keys_of(result) == keys_of_experiment(self.experiment, self.seed)
 
-    def done(self, there: Set[str], results: Sequence[Mapping[str, Any]]) -> bool:
+    def done(self, filed: Filed) -> bool:
         """Every stage has a figure in some file; what else is measured must be in a file of this very experiment."""
-        own = [each for each in results if self.made(each)]
+        own = [each for each in filed.results if self.made(each)]
         measured = all(any(measure in result for result in own) for measure in self.experiment.measures)
-        return measured and self.keys() <= there
+        return measured and self.keys() <= filed.stages
 
     def seconds(self, trained: Iterable[str] = ()) -> float:
         """What is left of it is likely to take, alone on an H200, when the stages of these keys are there."""
@@ -136,20 +149,11 @@ def _epochs_in(run: Run) -> dict[str, int]:
     return epochs
 
 
-def keys_with_results(results: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The stages that some result file has a figure of."""
-    found: set[str] = set()
-    for result in results:
-        keys = keys_of(result)
-        found |= {key for stage, key in keys.items() if stage in result["networks"]}
-    return found
-
-
 def missing(experiments: Iterable[Experiment], seeds: int, results: Sequence[Mapping[str, Any]]) -> list[Job]:
     """Runs with a stage that no result file has, cheapest first; at about the same price, as the tables have them."""
-    there = keys_with_results(results)
+    filed = Filed(results)
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
-    return sorted((job for job in jobs if not job.done(there, results)), key=_minutes)
+    return sorted((job for job in jobs if not job.done(filed)), key=_minutes)
 
 
 def _minutes(job: Job) -> float:
