@@ -27,7 +27,7 @@ from nofe.bench.tables import folder_of
 from nofe.bench.update import measure_update
 from nofe.errors import RunError, UserError
 from nofe.experts.fused import FusedExperts
-from nofe.report.measured import losses_in_words
+from nofe.report.measured import losses_in_words, timings_in_words
 from nofe.training.launch import MODES, in_mode, mode_of
 from nofe.training.runtime import (
     SHARE_VARIABLE,
@@ -118,6 +118,17 @@ def test_inference_is_measured_on_the_path_of_evaluate() -> None:
     measured = measure("small", chosen, make_runtime("cpu", kernels="together"), rounds=1, seconds_a_round=0.01)
     assert [timing["case"]["batch"] for timing in measured["timings"]] == [1, 1, 4, 4]
     assert all(timing["ratio_to_base"] for timing in measured["timings"])
+
+
+@pytest.mark.parametrize("kernels", ["together", "branches"])
+def test_where_branches_run_in_the_place_of_fused_experts_it_is_said(kernels: str) -> None:
+    chosen = cases(["base", "loop", "fused"], ["eager"], ["train", "forward", "inference"], [2], [6], [2])
+    measured = measure("small", chosen, make_runtime("cpu", kernels=kernels), rounds=1, seconds_a_round=0.01)
+    for timing in measured["timings"]:
+        assert timing["by_branches"] == (kernels == "branches" and timing["case"]["network"] == "fused")
+    told = timings_in_words(measured)
+    assert told.count("fused*") == (3 if kernels == "branches" else 0)
+    assert ("\n* Branches one after another" in told) == (kernels == "branches")
 
 
 def test_an_update_is_confusion_and_assignment_beside_an_epoch() -> None:

@@ -69,6 +69,11 @@ class FrozenNetwork:
         compile_blocks(self._network, runtime)
         self._passes: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by the number of images
 
+    @property
+    def network(self) -> nn.Module:
+        """What answers, its experts as it was chosen to run them."""
+        return self._network
+
     def serves(self, runtime: Runtime, crop: int) -> bool:
         return runtime is self._runtime and crop == self._crop
 

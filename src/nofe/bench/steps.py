@@ -20,6 +20,7 @@ from nofe.bench.cases import Case
 from nofe.bench.stand_ins import first_batches, noise, recipe_of, same_step
 from nofe.data.batches import Batches
 from nofe.errors import UserError
+from nofe.experts.branches import Branches
 from nofe.experts.network import make_fast, plant_at_random
 from nofe.frozen import FrozenNetwork
 from nofe.training.launch import compile_blocks, in_mode, launcher, launches_in, milliseconds
@@ -40,6 +41,7 @@ class Timing:
     parameters: int
     gigaflops: float  # of the step; a multiplication and an addition are two
     share_of_peak: float | None  # of the matrix product measured in the same run
+    by_branches: bool  # fused experts would not have been faster: branches ran one after another in their place
 
 
 @dataclass
@@ -48,6 +50,7 @@ class _Prepared:
     parameters: int
     gigaflops: float
     megabytes: float | None
+    by_branches: bool
     steps: int = 0
     times: list[float] = field(default_factory=list)
 
@@ -132,6 +135,7 @@ def _timing(case: Case, measured: _Prepared, ratio: float | None, peak: float) -
         parameters=measured.parameters,
         gigaflops=round(measured.gigaflops, 3),
         share_of_peak=round(measured.gigaflops / ms * 1000 / peak, 4),
+        by_branches=measured.by_branches,
     )
 
 
@@ -164,10 +168,14 @@ def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepa
     if case.network == "fused" and case.task != "inference":  # which chooses for itself
         shape = (case.batch, 3, architecture.input_size, architecture.input_size)
         make_fast(network, shape, runtime, training=case.task == "train")
+    answers: nn.Module = model
     if case.task == "train":
         launch = _training(model, recipe, batches, case.classes, runtime)
+    elif case.task == "forward":
+        launch = _forward(model, batches, runtime)
     else:
-        launch = (_forward if case.task == "forward" else _inference)(model, batches, runtime)
+        launch, answers = _inference(model, batches, runtime)
+    by_branches = case.network == "fused" and isinstance(answers.get_submodule("experts"), Branches)
     if runtime.device.type == "cpu" and not runtime.compile:
         megabytes: float | None = round(_peak_on_processor(launch) / 2**20, 1)
     else:
@@ -181,7 +189,7 @@ def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepa
     runtime.synchronize()
     if runtime.device.type == "cuda":
         megabytes = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-    return _Prepared(launch, parameters, gigaflops, megabytes)
+    return _Prepared(launch, parameters, gigaflops, megabytes, by_branches)
 
 
 def _peak_on_processor(launch: Callable[[], None]) -> int:
@@ -218,15 +226,15 @@ def _forward(model: nn.Module, batches: Batches, runtime: Runtime) -> Callable[[
     return launcher(step, runtime)
 
 
-def _inference(model: nn.Module, batches: Batches, runtime: Runtime) -> Callable[[], None]:
-    """The path of nofe evaluate and predict; a captured pass is launched by itself."""
+def _inference(model: nn.Module, batches: Batches, runtime: Runtime) -> tuple[Callable[[], None], nn.Module]:
+    """The path of nofe evaluate and predict, and what answers there; a captured pass is launched by itself."""
     images, _ = batches.next()
     ready = FrozenNetwork(model, runtime, MANY, images.shape[-1], at_once=len(images))
 
     def answer() -> None:
         ready(images)
 
-    return answer
+    return answer, ready.network
 
 
 def _gigaflops(model: nn.Module, batches: Batches, case: Case, runtime: Runtime) -> float:

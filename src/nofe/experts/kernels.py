@@ -34,7 +34,7 @@ SECONDS_A_CANDIDATE = 0.2  # for all its rounds, within these limits
 LAUNCHES_ON_A_GPU = 10  # in a round: it runs behind the processor that launches
 HOPELESS = 2.0  # times slower than the best in the first round: not measured again
 CLEARLY = 0.95  # of the first candidate's time; what is not clearly faster is not worth another rounding
-AT_ALL = 0.99  # of the fused experts' time, by which branches must be faster: fused ones are never to be the slower
+AT_ALL = 0.99  # of the time of what runs unless the other, branches or fused experts, is faster at all
 log = logging.getLogger("nofe")
 
 
@@ -213,10 +213,11 @@ def faster_than_branches(
     remembered: Choices | None = None,
     may_measure: bool = True,
 ) -> tuple[bool, dict[str, str]]:
-    """Whether the fused experts, with the kernels they have, are at least as fast as `branches`, the same weights.
+    """Whether the fused experts, with the kernels they have, are faster than `branches`, the same weights.
 
-    On a processor the small maps of one branch may stay in its cache where those of all branches do not. On a GPU
-    branches are the loop of every layer, and where each has a faster kernel there is nothing to measure.
+    On a processor the small maps of one branch may stay in its cache where those of all branches do not, so fused
+    experts must be faster there, or branches run: users are never to wait longer for them. On a GPU branches are the
+    loop of every layer, and where each has a faster kernel there is nothing to measure.
     """
     layers = _layers(experts).values()
     if runtime.device.type == "cuda" and all("loop" in layer.kernels and layer.kernel != "loop" for layer in layers):
@@ -229,10 +230,10 @@ def faster_than_branches(
     if choice not in ("fused", BRANCHES):
         if not may_measure:
             return True, {}
-        steps = {
-            name: _step(copy.deepcopy(module), features, runtime, training, frozen)
-            for name, module in (("fused", experts), (BRANCHES, branches))
-        }
+        either: list[tuple[str, nn.Module]] = [("fused", experts), (BRANCHES, branches)]
+        if runtime.device.type == "cpu":
+            either.reverse()
+        steps = {name: _step(copy.deepcopy(each), features, runtime, training, frozen) for name, each in either}
         choice = _fastest(steps, runtime, AT_ALL)
         remembered.add({_prefix(runtime) + key: choice})
     return choice == "fused", {key: choice}

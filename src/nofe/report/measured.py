@@ -10,6 +10,9 @@ def _of_what(measured: dict[str, Any]) -> str:
     return f"{measured['architecture']} on {environment['device']}, {environment['precision']}"
 
 
+AS_BRANCHES = "*"
+
+
 def timings_in_words(measured: dict[str, Any]) -> str:
     head = (
         *("network", "mode", "task", "C", "K", "batch", "ms", "images/s"),
@@ -27,7 +30,7 @@ def timings_in_words(measured: dict[str, Any]) -> str:
         of_base = work.get((case["task"], case["batch"], case["classes"]))
         rows.append(
             (
-                case["network"],
+                case["network"] + AS_BRANCHES * timing.get("by_branches", False),
                 case["mode"],
                 case["task"],
                 f"{case['classes']:,}",
@@ -41,7 +44,9 @@ def timings_in_words(measured: dict[str, Any]) -> str:
                 f"{timing['share_of_peak']:.1%}",
             )
         )
-    return f"{_of_what(measured)}\n\n{table(head, rows)}"
+    as_branches = any(timing.get("by_branches", False) for timing in measured["timings"])
+    note = f"\n\n{AS_BRANCHES} Branches one after another, as fused experts were not faster." if as_branches else ""
+    return f"{_of_what(measured)}\n\n{table(head, rows)}{note}"
 
 
 def runs_in_words(measured: dict[str, Any]) -> str:
