@@ -259,6 +259,27 @@ class NormReadByName(nn.Module):
         return self.norm(self.conv(images)).mean((2, 3)) * self.norm.weight + self.norm.running_mean
 
 
+class NormSettingsReadByName(NormReadByName):
+    """As code does that folds its norm itself; by sizes that torch.fx cannot follow, or that it can."""
+
+    def __init__(self, followed: bool) -> None:
+        super().__init__()
+        self.followed = followed
+
+    def forward(self, images: Tensor) -> Tensor:
+        norm, sizes = self.norm, (-1 if self.followed else len(images), self.norm.num_features)
+        if self.training or not isinstance(norm, nn.BatchNorm2d):
+            return norm(self.conv(images)).mean((2, 3)).view(sizes)
+        statistics = norm.running_mean, norm.running_var, norm.weight, norm.bias
+        maps = nn.functional.batch_norm(self.conv(images), *statistics, norm.training, norm.momentum, norm.eps)
+        return maps.mean((2, 3)).view(sizes)
+
+
+class FoldedNormSettingsReadByName(NormReadByName):
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.conv(images)).mean((2, 3)).view(-1, self.norm.num_features) * self.norm.eps
+
+
 def hooked(layer: nn.Module) -> nn.Module:
     layer.register_forward_hook(lambda layer, inputs, maps: maps.relu())
     return layer
@@ -283,6 +304,9 @@ OF_THEIR_OWN = {
     "one weight": OneWeight,
     "weight read twice": WeightReadTwice,
     "norm read by name": NormReadByName,
+    "settings of a norm read by name": lambda: NormSettingsReadByName(followed=True),
+    "settings of a norm read by name, not followed": lambda: NormSettingsReadByName(followed=False),
+    "settings of a folded norm read by name": FoldedNormSettingsReadByName,
     "hook on the convolution": lambda: summed(hooked(nn.Conv2d(3, 6, 3)), nn.BatchNorm2d(6)),
     "hook on the norm": lambda: summed(nn.Conv2d(3, 6, 3), hooked(nn.BatchNorm2d(6))),
 }

@@ -1,6 +1,6 @@
 """Batch norm folded into the convolution before it: in evaluation mode the two are one convolution, to rounding."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -60,30 +60,34 @@ def _is_fixed_in_evaluation(module: nn.Module) -> bool:
     return is_fixed and not is_hooked(module)
 
 
-class FixedNorm(nn.Sequential):
+class FoldedNorm(nn.BatchNorm2d):
+    """A batch norm that a convolution has taken up: nothing, or the activation of what it would have normalised.
+
+    The module itself with another class, as code may read whatever it has (`eps`, `running_var`) by name.
+    """
+
+    follows: tuple[str, ...]  # names of children
+
+    def forward(self, input: Tensor) -> Tensor:  # (N, D, h, w), called as torch's norm is
+        for name in self.follows:
+            input = self.get_submodule(name)(input)
+        return input
+
+
+class FixedNorm(FoldedNorm):
     """What batch norm is in evaluation mode, where no convolution takes it up: a factor and a shift a channel."""
 
     factor: Tensor
     shift: Tensor
 
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
-        super().__init__(_after(norm))
-        factor, shift = factor_and_shift(norm)
-        self.register_buffer("factor", factor)
-        self.register_buffer("shift", shift)
-        for name, tensor in (*norm.named_parameters(recurse=False), *norm.named_buffers(recurse=False)):
-            self.register_buffer(name, tensor)  # code may read it by name
-
-    def forward(self, input: Tensor) -> Tensor:  # (N, D, h, w), called as torch's norm is
-        maps = input * self.factor[:, None, None] + self.shift[:, None, None]
-        for follows in self:
-            maps = follows(maps)
-        return maps
+    def forward(self, input: Tensor) -> Tensor:  # (N, D, h, w)
+        return super().forward(input * self.factor[:, None, None] + self.shift[:, None, None])
 
 
-def _after(norm: nn.BatchNorm2d) -> OrderedDict[str, nn.Module]:
-    """What a norm does with the maps that it has normalised: nothing, or activate them."""
-    return OrderedDict(norm.named_children() if is_norm_with_activation(norm) else ())
+def _become(norm: nn.BatchNorm2d, kind: type[FoldedNorm]) -> None:
+    follows = tuple(name for name, _ in norm.named_children()) if is_norm_with_activation(norm) else ()
+    norm.__class__ = kind
+    cast(FoldedNorm, norm).follows = follows
 
 
 def factor_and_shift(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
@@ -106,11 +110,14 @@ def remove_norms(model: nn.Module, pairs: list[Pair]) -> None:
         if convolution.bias is None:
             weight = convolution.weight
             convolution.bias = nn.Parameter(weight.new_zeros(len(weight)), requires_grad=False)
-        norm = cast(nn.BatchNorm2d, model.get_submodule(pair.norm))
-        model.set_submodule(pair.norm, nn.Sequential(_after(norm)))
-    for path, module in list(model.named_modules(remove_duplicate=False)):
+        _become(cast(nn.BatchNorm2d, model.get_submodule(pair.norm)), FoldedNorm)
+    for module in list(model.modules()):
         if _is_fixed_in_evaluation(module):
-            model.set_submodule(path, FixedNorm(cast(nn.BatchNorm2d, module)))
+            norm = cast(nn.BatchNorm2d, module)
+            factor, shift = factor_and_shift(norm)
+            norm.register_buffer("factor", factor)
+            norm.register_buffer("shift", shift)
+            _become(norm, FixedNorm)
 
 
 @torch.no_grad()
