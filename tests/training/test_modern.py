@@ -223,6 +223,26 @@ def test_norms_and_biases_are_spared_also_where_experts_are_one(recipe: Recipe, 
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_norms_that_are_run_whole_are_spared_like_those_of_branches(recipe: Recipe) -> None:
+    """Also with a weight for each number of a map, which by its shape could be that of a product."""
+    torch.manual_seed(0)
+    layers = [[nn.Conv2d(3, 4, 3), nn.LayerNorm([4, 6, 6]), nn.Flatten(), nn.Linear(144, size)] for size in (2, 3)]
+    one_by_one = NetworkOfExperts(
+        nn.Identity(), [nn.Sequential(*each) for each in layers], Specialties([0, 0, 1, 1, 1])
+    )
+    fused = copy.deepcopy(one_by_one)
+    assert fused.fuse()
+    images = torch.randn(4, 3, 8, 8)
+    for model in (one_by_one, fused):
+        optimizer = optimizer_of(model, recipe)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(images).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(fused.state_dict(), one_by_one.state_dict())
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_memory_rate_and_step_are_all_that_a_checkpoint_needs(recipe: Recipe) -> None:
     whole = network().double()
     optimizer = optimizer_of(whole, recipe)

@@ -29,6 +29,7 @@ class ParameterStack(StackedLayer):
     def __init__(self, modules: Sequence[nn.Module], names: Sequence[str]) -> None:
         nn.Module.__init__(self)
         self.experts = len(modules)
+        self.stands_for = type(modules[0]).__name__
         if any(getattr(modules[0], name).dim() == 0 for name in names):
             raise NotFusable(f"{names[0]} of {type(modules[0]).__name__} (a parameter that is a single number)")
         self.outputs = [max(len(getattr(modules[0], name)) for name in names)] * self.experts

@@ -122,8 +122,9 @@ def _plain_multipliers(model: nn.Module, recipe: Recipe) -> dict[str, Multiplier
     found = {}
     for name, parameter in model.named_parameters():
         owner, _, own_name = name.rpartition(".")
-        # By name as well as by shape: fused experts have a bias for each, (K, O).
-        of_norm = "norm" in type(model.get_submodule(owner)).__name__.lower()
+        # By name as well as by shape: fused experts have a bias for each, (K, O), and layers that hold those of norms.
+        layer = model.get_submodule(owner)
+        of_norm = "norm" in getattr(layer, "stands_for", type(layer).__name__).lower()
         spared = parameter.dim() <= 1 or own_name == "bias" or of_norm
         found[name] = Multipliers(decay=0.0 if spared and not recipe.decay_norms else 1.0)
     return found
