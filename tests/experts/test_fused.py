@@ -291,6 +291,29 @@ class Scaled(nn.Module):
         return features * self.kernel
 
 
+class ReadTwice(nn.Module):
+    """A weight that its layer computes with, and that the code around it reads by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.conv(features) * self.conv.bias.view(1, -1, 1, 1)
+
+
+class NamedAlike(nn.Module):
+    """Two layers whose paths, inner.act and inner_act, differ in a dot alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(OrderedDict(act=nn.LeakyReLU(0.5)))
+        self.inner_act = nn.LeakyReLU(0.1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.inner_act(self.inner(features))
+
+
 class AcrossChannels(nn.Identity):
     """Derived from a layer that leaves every channel alone, and does not."""
 
@@ -329,6 +352,8 @@ def ends_in_linear(**layers: nn.Module) -> nn.Module:
         (lambda: ends_in_linear(inner=hooked_backward(nn.Sequential(nn.Conv2d(4, 4, 1)))), "inner .has a hook"),
         (lambda: hooked(ends_in_linear(conv=nn.Conv2d(4, 4, 1))), "the branch .has a hook"),
         (lambda: ends_in_linear(odd=Scaled()), "odd: kernel of Scaled"),
+        (lambda: ends_in_linear(odd=ReadTwice()), r"odd\.conv\.bias .a weight that is read by name, too"),
+        (lambda: ends_in_linear(odd=NamedAlike()), "odd.inner_act .a layer with a name that is taken"),
         (lambda: ends_in_linear(odd=SometimesLeftOut()), "odd .SometimesLeftOut: draws random numbers"),
         (lambda: ends_in_linear(**dict.fromkeys(("odd", "again"), nn.Conv2d(4, 4, 1))), "odd .*run twice"),
         (lambda: nn.Sequential(OrderedDict(conv=nn.Conv2d(4, 3, 3))), "output of a branch is maps"),
@@ -445,6 +470,42 @@ def test_branches_that_differ_are_not_fused() -> None:
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(NotFusable, match="not alike"):
         fuse(Branches([one, other]))
+
+
+class Divided(nn.Module):
+    def __init__(self, by: int) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features / self.by
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Divided,
+        lambda size: nn.Dropout(size / 10),
+        lambda size: nn.LeakyReLU(size / 10),
+        lambda size: nn.ReLU() if size > 3 else nn.GELU(),
+        lambda size: nn.Conv2d(4, 4, 3, padding=size, dilation=size),
+        lambda size: nn.BatchNorm2d(4, momentum=size / 10),
+        lambda size: nn.LayerNorm([4, 4, 4], eps=size / 10),
+        lambda size: nn.BatchNorm2d(4).train(size > 3),
+    ],
+    ids=["constant", "dropout", "slope", "class", "dilation", "momentum", "run whole", "mode"],
+)
+def test_branches_that_their_factory_sets_by_their_number_of_classes_are_not_fused(
+    layer: Callable[[int], nn.Module],
+) -> None:
+    """One graph, and most of its layers, are the first expert's: the others would silently compute what it does."""
+
+    def branches(*settings: int) -> Branches:
+        return Branches([ends_in_linear(first=nn.Conv2d(4, 4, 1), odd=layer(each)) for each in settings])
+
+    fuse(branches(2, 2))
+    with pytest.raises(NotFusable, match="set to something else in another expert|branches that are not alike"):
+        fuse(branches(2, 4))
 
 
 def test_a_users_residual_branch_is_fused_without_new_code() -> None:
@@ -626,7 +687,8 @@ def test_fusing_leaves_the_branches_as_they_were() -> None:
             return features * torch.tensor(2.0)
 
     branches = Branches([nn.Sequential(nn.BatchNorm2d(4), Doubled(), nn.Flatten(), nn.Linear(64, 3)) for _ in range(2)])
-    branches[0][0].eval()
+    for branch in branches:
+        branch[0].eval()
     before = [(module.training, set(vars(module))) for module in branches.modules()]
     with pytest.raises(NotFusable, match="a tensor that is no parameter"):
         fuse(branches)

@@ -79,7 +79,7 @@ def followed_in_both_modes(model: nn.Module, follow: Callable[[nn.Module], fx.Gr
     for training, evaluation in zip(*(graph.nodes for graph in graphs), strict=False):
         if _drops_in_training(training, evaluation):
             training.meta[LAYER] = DROPOUTS[training.target](float(cast(Any, training.kwargs["p"])))
-        elif _call(training) != _call(evaluation):
+        elif call_of(training) != call_of(evaluation):
             raise DependsOnMode(training)
     return graphs[0]
 
@@ -92,11 +92,11 @@ def _random_states() -> tuple[object, ...]:
 def _drops_in_training(training: fx.Node, evaluation: fx.Node) -> bool:
     """F.dropout(x, p, self.training), the same call but for that."""
     by_mode = (training.kwargs.get("training"), evaluation.kwargs.get("training"))
-    alike = _call(training, "training") == _call(evaluation, "training")
+    alike = call_of(training, "training") == call_of(evaluation, "training")
     return training.target in DROPOUTS and by_mode == (True, False) and alike
 
 
-def _call(step: fx.Node, *without: str) -> tuple[Any, ...]:
+def call_of(step: fx.Node, *without: str) -> tuple[Any, ...]:
     """In words, as the values that two graphs read are never the same."""
     kwargs = {name: each for name, each in step.kwargs.items() if name not in without}
     return step.op, step.target, str(step.args), str(kwargs)

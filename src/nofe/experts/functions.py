@@ -118,9 +118,9 @@ def _of_each(walk: Walk, node: fx.Node) -> Written:
     places = {each: Place(index) for index, each in enumerate(read)}
     arrangement = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: cast(Any, places[each]))
     module = EachFunction(target, cast(Any, arrangement), kinds, walk.count)
-    walk.root.add_module(f"each_{node.name}", module)
+    name = walk.add(f"each_{node.name}", module)
     kind = Kind.WEIGHTS if module.only_weights else Kind.VECTORS
-    return walk.graph.call_module(f"each_{node.name}", tuple(values.values())), kind
+    return walk.graph.call_module(name, tuple(values.values())), kind
 
 
 def _asks_for_sizes(node: fx.Node) -> bool:

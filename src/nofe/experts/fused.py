@@ -6,6 +6,7 @@ vectors of all experts (N, K, ...). A rule for each kind of layer (`rules.py`) a
 what it becomes; what has no rule raises NotFusable with the name of the layer, and the reference runs instead.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.genuine import is_hooked, looks_at_gradients
 from nofe.architectures.line import names_of_shared_weights
-from nofe.architectures.modes import LAYER
+from nofe.architectures.modes import LAYER, call_of, where
 from nofe.experts import functions, rules
 from nofe.experts.branches import Branches
 from nofe.experts.following import followed
@@ -167,6 +168,7 @@ def fuse(branches: Branches) -> FusedExperts:
     _require_frozen_alike(list(branches))
     fused = FusedExperts(AlikeGraph(walk.root, walk.graph), walk.path_of, walk.outputs)
     fused.train(branches.training)
+    _require_one_place(fused)
     if left := sorted(branches.state_dict().keys() - fused.state_dict().keys()):
         raise NotFusable(f"{left[0].partition('.')[2]} (weights of a branch that it does not read)")
     for name, parameter in fused.named_parameters():
@@ -224,6 +226,13 @@ def _require_own_weights(branch: nn.Module) -> None:
         raise NotFusable(f"{second} (the same weight as {first})")
 
 
+def _require_one_place(fused: FusedExperts) -> None:
+    """A weight that its layer computes with, and that code reads by name as well, would become two that drift apart."""
+    for name, places in Counter(fused.name_in_branch(name) for name, _ in fused.named_parameters()).items():
+        if places > 1:
+            raise NotFusable(f"{name} (a weight that is read by name, too)")
+
+
 def _require_no_hook_is_lost(branch: nn.Module) -> None:
     """Hooks on what modules read and give are followed with the code, but for those of layers (rules.py)."""
     for path, module in branch.named_modules():
@@ -240,8 +249,11 @@ def _require_frozen_alike(branches: Sequence[nn.Module]) -> None:
 
 
 def _require_alike(traces: Sequence[fx.Graph]) -> None:
-    def shape(graph: fx.Graph) -> list[tuple[str, str]]:
-        return [(node.op, str(node.target)) for node in graph.nodes]
-
-    if any(shape(trace) != shape(traces[0]) for trace in traces[1:]):
-        raise NotFusable("branches that are not alike")
+    """One graph stands for all of them, with its constants; the settings of layers are compared by the rules."""
+    first = list(traces[0].nodes)
+    for other in (list(trace.nodes) for trace in traces[1:]):
+        if len(other) != len(first):
+            raise NotFusable("branches that are not alike")
+        for step, its in zip(first, other, strict=True):
+            if call_of(step) != call_of(its):
+                raise NotFusable(f"{step.name}{where(step)} (branches that are not alike)")

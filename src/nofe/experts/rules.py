@@ -35,6 +35,8 @@ LEAVES = (
     AcrossChannelLRN, nn.LocalResponseNorm,
 )  # fmt: skip
 
+SIZES = ("out_channels", "out_features")
+
 Rule = Callable[[Walk, str, list[Any], fx.Node, Kind], Written]
 
 
@@ -47,11 +49,26 @@ def layer(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
     hooked = [any(map(is_hooked, each.modules())) for each in layers]
     if any(hooked) and not (layers[0] in whole and all(hooked)):  # of what runs whole, the first expert's are called
         raise NotFusable(f"{path} (has a hook, which would not be called)")
+    settings = [[_settings(each) for each in layer.modules()] for layer in layers]
+    if any(other != settings[0] for other in settings[1:]):
+        raise NotFusable(f"{path} ({type(layers[0]).__name__}, which is set to something else in another expert)")
     value, kind = walk.value(node.args[0])
     rule = _rule_for(layers[0], whole)
     if rule is None:
         raise NotFusable(f"{path} ({type(layers[0]).__name__})")
     return rule(walk, path, layers, value, kind)
+
+
+def _settings(layer: nn.Module) -> dict[str, str]:
+    """What a layer is and does, mode included, but for how many outputs it has: weights are stacked by these."""
+    own = {name: value for name, value in vars(layer).items() if not name.startswith("_") and name not in SIZES}
+    return {"class": type(layer).__qualname__} | {name: repr(value) for name, value in own.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _rule_for(first: nn.Module, whole: set[nn.Module]) -> Rule | None:
@@ -237,8 +254,7 @@ def weight(walk: Walk, node: fx.Node) -> Written:
     holders = [branch.get_submodule(owner) for branch in walk.branches]
     if not owner or not isinstance(getattr(holders[0], own), nn.Parameter):
         raise NotFusable(f"{node.target} (a tensor that is no parameter of a layer)")
-    name = str(node.target).replace(".", "_")
-    walk.root.add_module(name, OneWeight(holders, [own]))
+    name = walk.add(str(node.target), OneWeight(holders, [own]))
     walk.path_of[name] = owner
     return walk.graph.call_module(name, ()), Kind.WEIGHTS
 

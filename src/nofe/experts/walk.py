@@ -23,6 +23,7 @@ class Walk:
         self.path_of: dict[str, str] = {}  # name of a layer with weights in the new graph -> its path in a branch
         self.outputs: list[int] = []  # of the last layer with weights so far, by expert
         self._written: dict[fx.Node, Written] = {}
+        self._added: dict[str, str] = {}  # name of a module in the new graph -> its path in a branch
 
     @property
     def is_ragged(self) -> bool:
@@ -47,12 +48,18 @@ class Walk:
 
     def put(self, path: str, module: nn.Module, value: fx.Node) -> fx.Node:
         """A layer without weights of its own, or whose weights are noted elsewhere."""
+        return self.graph.call_module(self.add(path, module), (value,))
+
+    def add(self, path: str, module: nn.Module) -> str:
+        """Returns the name to call it by."""
         name = path.replace(".", "_")
-        earlier = getattr(self.root, name, module)  # a layer that is run again has its weights in the same place
+        if self._added.setdefault(name, path) != path or (name not in self.root._modules and hasattr(self.root, name)):
+            raise NotFusable(f"{path} (a layer with a name that is taken here)")
+        earlier = self.root._modules.get(name, module)  # a layer that is run again has its weights in the same place
         if (type(earlier), getattr(earlier, "kind", None)) != (type(module), getattr(module, "kind", None)):
             raise NotFusable(f"{path} (is run twice, and not on values of one kind)")
         self.root.add_module(name, module)
-        return self.graph.call_module(name, (value,))
+        return name
 
     def put_weights(self, path: str, module: nn.Module, value: fx.Node) -> fx.Node:
         """A layer with those of all experts, which are saved under the path of the layer."""
