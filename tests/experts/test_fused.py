@@ -504,8 +504,53 @@ def test_branches_that_their_factory_sets_by_their_number_of_classes_are_not_fus
         return Branches([ends_in_linear(first=nn.Conv2d(4, 4, 1), odd=layer(each)) for each in settings])
 
     fuse(branches(2, 2))
-    with pytest.raises(NotFusable, match="set to something else in another expert|branches that are not alike"):
+    with pytest.raises(NotFusable, match=r"set to something else in another expert|branches that are not alike"):
         fuse(branches(2, 4))
+
+
+class Modes(nn.Module):
+    """With a norm, a dropout as a layer and one by a function, and a block that is run whole."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5)
+        self.inner, self.whole = DropsVectors(), Normalised("linear")
+        self.out = nn.Linear(6, classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        maps = self.drop(self.norm(self.conv(features)))
+        return self.out(self.whole(self.inner(maps.mean(3).flatten(1)[:, :6])))
+
+
+class DropsVectors(nn.Module):
+    def forward(self, vectors: Tensor) -> Tensor:
+        return F.dropout(vectors, 0.5, self.training)
+
+
+def test_layers_in_evaluation_mode_for_good_stay_so() -> None:
+    """Such as norms that are to keep their statistics: fused, and one by one again."""
+    reference = Trunkless([Modes(size) for size in RAGGED], RAGGED).double()
+    reference(torch.randn(8, 4, 4, 4, dtype=torch.float64))  # so that there are statistics
+    for branch in reference.experts:
+        for layer in (branch.norm, branch.drop, branch.inner, branch.whole):
+            layer.eval()
+    fused = copy.deepcopy(reference)
+    assert fused.fuse()
+    assert fused.training
+    features = torch.randn(8, 4, 4, 4, dtype=torch.float64)
+    before = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    torch.testing.assert_close(fused(features), reference(features))
+    torch.testing.assert_close(fused.state_dict(), before)
+    fused.experts.graph.get_submodule("norm").train()
+    fused.unfuse()
+    assert all(branch.norm.training and not branch.whole.linear.training for branch in fused.experts)
+    reference.experts[0].whole.train().norm.eval()
+    with pytest.raises(NotFusable, match=r"whole .Normalised, which is set to something else"):
+        fuse(reference.experts)
+    for branch in reference.experts:
+        branch.whole.train().norm.eval()
+    with pytest.raises(NotFusable, match=r"whole .Normalised, a part of which is in another mode"):
+        fuse(reference.experts)
 
 
 def test_a_users_residual_branch_is_fused_without_new_code() -> None:

@@ -104,5 +104,11 @@ def call_of(step: fx.Node, *without: str) -> tuple[Any, ...]:
 
 def where(step: fx.Node) -> str:
     """The layer that a function is called in."""
+    owner = owner_of(step)
+    return f" in {owner}" if owner else ""
+
+
+def owner_of(step: fx.Node) -> str:
+    """The path of the module whose forward calls a function, as far as it is known."""
     stack: dict[str, Any] = step.meta.get("nn_module_stack") or {}
-    return f" in {list(stack)[-1]}" if stack else ""
+    return list(stack)[-1] if stack else ""

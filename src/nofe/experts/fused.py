@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from nofe.architectures.genuine import is_hooked, looks_at_gradients
 from nofe.architectures.line import names_of_shared_weights
-from nofe.architectures.modes import LAYER, call_of, where
+from nofe.architectures.modes import LAYER, call_of, owner_of, where
 from nofe.experts import functions, rules
 from nofe.experts.branches import Branches
 from nofe.experts.following import followed
@@ -167,7 +167,8 @@ def fuse(branches: Branches) -> FusedExperts:
         _require_own_weights(branch)
     _require_frozen_alike(list(branches))
     fused = FusedExperts(AlikeGraph(walk.root, walk.graph), walk.path_of, walk.outputs)
-    fused.train(branches.training)
+    for module in (fused, fused.graph):  # layers have modes of their own
+        module.training = branches.training
     _require_one_place(fused)
     if left := sorted(branches.state_dict().keys() - fused.state_dict().keys()):
         raise NotFusable(f"{left[0].partition('.')[2]} (weights of a branch that it does not read)")
@@ -178,12 +179,13 @@ def fuse(branches: Branches) -> FusedExperts:
 
 def unfuse(fused: FusedExperts, branches: Branches) -> None:
     """Copy the weights back to the K modules that `fused` was made of."""
-    for name, path in fused.path_of.items():  # of what precision they are now
-        kind = next(fused.graph.get_submodule(name).parameters()).dtype
-        for branch in branches:
-            branch.get_submodule(path).to(kind)
-    branches.load_state_dict(fused.state_dict())
     branches.train(fused.training)
+    for name, path in fused.path_of.items():  # of what precision, and in what mode, they are now
+        layer = fused.graph.get_submodule(name)
+        for branch in branches:
+            own = branch.get_submodule(path).to(next(layer.parameters()).dtype)
+            own.training = layer.training
+    branches.load_state_dict(fused.state_dict())
     for name, parameter in fused.named_parameters():
         for branch in branches:
             branch.get_parameter(fused.name_in_branch(name)).requires_grad_(parameter.requires_grad)
@@ -216,7 +218,8 @@ def _written(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
     if node.op == "call_module":
         return rules.layer(walk, node, whole)
     if LAYER in node.meta:
-        return rules.random(walk, f"each_{node.name}", [node.meta[LAYER]] * walk.count, *walk.value(node.args[0]))
+        path = f"{owner_of(node)}.each_{node.name}".removeprefix(".")
+        return rules.random(walk, path, [node.meta[LAYER]] * walk.count, *walk.value(node.args[0]))
     return functions.function(walk, node)
 
 

@@ -116,6 +116,8 @@ def linear_of_its_own(walk: Walk, path: str, layers: list[Any], value: fx.Node, 
 def each_module(walk: Walk, path: str, layers: list[Any], value: fx.Node, kind: Kind) -> Written:
     """Run whole, by vmap."""
     walk.require_one_size(path)
+    if len({inner.training for inner in layers[0].modules()}) > 1:
+        raise NotFusable(f"{path} ({type(layers[0]).__name__}, a part of which is in another mode than the rest)")
     try:
         module = EachModule(layers, kind)
     except NotFusable as reason:

@@ -24,6 +24,9 @@ class Walk:
         self.outputs: list[int] = []  # of the last layer with weights so far, by expert
         self._written: dict[fx.Node, Written] = {}
         self._added: dict[str, str] = {}  # name of a module in the new graph -> its path in a branch
+        self._modes: dict[str, bool] = {
+            path: each.training for path, each in branches[0].named_modules(remove_duplicate=False)
+        }
 
     @property
     def is_ragged(self) -> bool:
@@ -51,15 +54,20 @@ class Walk:
         return self.graph.call_module(self.add(path, module), (value,))
 
     def add(self, path: str, module: nn.Module) -> str:
-        """Returns the name to call it by."""
+        """In the mode of what is at this path in a branch, or around it. Returns the name to call it by."""
         name = path.replace(".", "_")
         if self._added.setdefault(name, path) != path or (name not in self.root._modules and hasattr(self.root, name)):
             raise NotFusable(f"{path} (a layer with a name that is taken here)")
         earlier = self.root._modules.get(name, module)  # a layer that is run again has its weights in the same place
         if (type(earlier), getattr(earlier, "kind", None)) != (type(module), getattr(module, "kind", None)):
             raise NotFusable(f"{path} (is run twice, and not on values of one kind)")
-        self.root.add_module(name, module)
+        self.root.add_module(name, module.train(self._mode_at(path)))
         return name
+
+    def _mode_at(self, path: str) -> bool:
+        while path not in self._modes:
+            path = path.rpartition(".")[0]
+        return self._modes[path]
 
     def put_weights(self, path: str, module: nn.Module, value: fx.Node) -> fx.Node:
         """A layer with those of all experts, which are saved under the path of the layer."""
