@@ -682,6 +682,31 @@ def test_a_users_layer_may_be_called_what_something_of_ours_is(name: str) -> Non
     assert_same_function(reference, fused, (6, 1, 1))
 
 
+class ScaledConvolution(nn.Module):
+    """A convolution in a block that vmap runs whole, behind another one, as in ConvNeXt's stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(6, 6, 3, padding=1, groups=6), nn.Parameter(torch.ones(6, 1, 1))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps + self.scale * self.conv(maps)
+
+
+def test_a_convolution_that_is_run_whole_reads_what_autocast_made_bfloat16() -> None:
+    layers = [[nn.Conv2d(6, 6, 1), ScaledConvolution(), nn.Flatten(), nn.Linear(120, size)] for size in RAGGED]
+    reference = Trunkless([nn.Sequential(*each) for each in layers], RAGGED)
+    fused = copy.deepcopy(reference)
+    assert fused.fuse()
+    features = torch.randn(3, 6, 4, 5)
+    outputs = []
+    for network in (reference, fused):
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs.append(network(features))
+        outputs[-1].float().square().sum().backward()
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0.05, atol=0.02)
+
+
 class Cosines(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, F.normalize(self.weight, dim=1), self.bias)

@@ -69,6 +69,8 @@ class EachModule(nn.Module):
         for path, inner in list(template.named_modules()):
             if path and (drops := drops_images(inner)) is not None:
                 template.set_submodule(path, drops)
+            if isinstance(inner, nn.modules.conv._ConvNd):
+                inner.register_forward_pre_hook(_as_its_weights)
         # Torch 2.11 cannot ask for the layout of maps inside vmap, as its group norm does unless channels come first.
         self.channels_first = any(isinstance(inner, nn.GroupNorm) for inner in template.modules())
         # For its code alone, and in a list, so that it is no part of this module.
@@ -98,6 +100,11 @@ class EachModule(nn.Module):
         with batchable_attention(value.device):
             result: Tensor = every(weights, value)
         return result
+
+
+def _as_its_weights(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Inside vmap autocast does not reach convolutions on a processor, whose maps may be in bfloat16."""
+    return (inputs[0].to(cast(Tensor, layer.weight).dtype), *inputs[1:]) if inputs[0].device.type == "cpu" else inputs
 
 
 @contextmanager
