@@ -28,7 +28,6 @@ for _ in range(5):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-PAGES = 5 * 3 * 40 * 2**20 // 4096  # of all that the five steps write to
 
 
 def pages_cleared(how: str) -> int:
@@ -38,8 +37,8 @@ def pages_cleared(how: str) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the allocator of other systems is not told")
 def test_memory_that_a_step_frees_is_there_for_the_next() -> None:
-    assert pages_cleared("kept") < PAGES / 10
-    assert pages_cleared("returned") > PAGES / 10, "of large pages there are fewer"
+    """Against what is returned, which is fewer pages where the system gives large ones."""
+    assert pages_cleared("kept") < pages_cleared("returned") / 10
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the allocator of other systems is not told")
