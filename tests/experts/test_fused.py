@@ -349,6 +349,8 @@ def ends_in_linear(**layers: nn.Module) -> nn.Module:
         (lambda: ends_in_linear(odd=Tied()), "odd.second.weight .the same weight as odd.first.weight"),
         (lambda: ends_in_linear(conv=hooked(nn.Conv2d(4, 4, 1))), "conv .has a hook"),
         (lambda: ends_in_linear(conv=hooked_backward(nn.Conv2d(4, 4, 1))), "conv .has a hook"),
+        (lambda: ends_in_linear(inner=hooked(nn.Sequential(nn.Conv2d(4, 4, 1)))), "inner .has a hook"),
+        (lambda: ends_in_linear(norm=hooked(nn.LayerNorm([4, 4, 4]))), "norm .has a hook"),
         (lambda: ends_in_linear(inner=hooked_backward(nn.Sequential(nn.Conv2d(4, 4, 1)))), "inner .has a hook"),
         (lambda: hooked(ends_in_linear(conv=nn.Conv2d(4, 4, 1))), "the branch .has a hook"),
         (lambda: ends_in_linear(odd=Scaled()), "odd: kernel of Scaled"),

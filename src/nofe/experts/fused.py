@@ -237,9 +237,9 @@ def _require_one_place(fused: FusedExperts) -> None:
 
 
 def _require_no_hook_is_lost(branch: nn.Module) -> None:
-    """Hooks on what modules read and give are followed with the code, but for those of layers (rules.py)."""
+    """A hook would be called once, with what torch.fx follows the code with, and never with a map of one expert."""
     for path, module in branch.named_modules():
-        if looks_at_gradients(module) or (module is branch and is_hooked(module)):
+        if is_hooked(module) or looks_at_gradients(module):
             raise NotFusable(f"{path or 'the branch'} (has a hook, which would not be called)")
 
 

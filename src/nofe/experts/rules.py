@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from nofe.architectures.caffe import AcrossChannelLRN, BatchNorm2d, WithinChannelLRN
-from nofe.architectures.genuine import computes_as, is_hooked, is_linear_in_timm, is_norm_with_activation
+from nofe.architectures.genuine import computes_as, is_linear_in_timm, is_norm_with_activation
 from nofe.experts.each import EachModule, OneWeight, drops_images, for_every_expert
 from nofe.experts.following import can_run_whole
 from nofe.experts.functions import flattened
@@ -46,9 +46,6 @@ def layer(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
     layers: list[Any] = [branch.get_submodule(path) for branch in walk.branches]
     if len(node.args) != 1 or node.kwargs:
         raise NotFusable(f"{path} ({type(layers[0]).__name__} that reads more than one value)")
-    hooked = [any(map(is_hooked, each.modules())) for each in layers]
-    if any(hooked) and not (layers[0] in whole and all(hooked)):  # of what runs whole, the first expert's are called
-        raise NotFusable(f"{path} (has a hook, which would not be called)")
     settings = [[_settings(each) for each in layer.modules()] for layer in layers]
     if any(other != settings[0] for other in settings[1:]):
         raise NotFusable(f"{path} ({type(layers[0]).__name__}, which is set to something else in another expert)")
