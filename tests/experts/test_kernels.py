@@ -16,7 +16,7 @@ from torchvision.ops import StochasticDepth
 
 from nofe.experts import kernels
 from nofe.experts.branches import Branches
-from nofe.experts.fused import FusedExperts
+from nofe.experts.fused import FusedExperts, fuse
 from nofe.experts.kernels import KERNELS, Choices, choose_kernels, kernels_of, pin_kernels
 from nofe.experts.network import NetworkOfExperts
 from nofe.experts.stacked import StackedLayer
@@ -162,6 +162,23 @@ def test_a_choice_depends_on_pass_shape_and_precision() -> None:
         made = choose_kernels(experts, features, runtime, training=training, remembered=Choices())
         assert not keys & made.keys()
         keys |= made.keys()
+
+
+@pytest.mark.parametrize("other", [(8, 2), (4, 3)], ids=["wider", "more classes"])
+def test_what_holds_for_branches_is_not_remembered_for_others(
+    other: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of layers with the same names and kernels, on the same features."""
+    runtime, remembered, measured = Runtime(torch.device("cpu")), Choices(), []
+    monkeypatch.setattr(kernels, "_fastest", lambda steps, *_: measured.append(1) or next(iter(steps)))
+    for width, classes in ((4, 2), other, other):
+        layers = [[nn.Conv2d(3, width, 1), nn.Flatten(), nn.Linear(9 * width, classes)] for _ in range(2)]
+        branches = Branches([nn.Sequential(*each) for each in layers])
+        fused = fuse(branches)
+        kernels.faster_than_branches(
+            fused, branches, torch.randn(2, 3, 3, 3), runtime, training=True, remembered=remembered
+        )
+    assert len(measured) == len(remembered.chosen) == 2
 
 
 def test_choosing_changes_no_weight_no_statistic_and_draws_nothing() -> None:

@@ -223,9 +223,10 @@ def faster_than_branches(
     if runtime.device.type == "cuda" and all("loop" in layer.kernels and layer.kernel != "loop" for layer in layers):
         return True, {}
     remembered = choices_of_this_user() if remembered is None else remembered
-    kernels = json.dumps(kernels_of(experts))
-    passes = _pass(runtime, training, frozen)
-    key = f"{type(branches[0]).__name__} K={experts.experts} {_inputs(features, runtime)}; {passes}; fused as {kernels}"
+    numbers = sum(weight.numel() for weight in experts.parameters())  # by width and by classes
+    name = f"{type(branches[0]).__name__} of {numbers} weights K={experts.experts}"
+    passes = f"{_pass(runtime, training, frozen)}; fused as {json.dumps(kernels_of(experts))}"
+    key = f"{name} {_inputs(features, runtime)}; {passes}"
     choice = (known or {}).get(key) or remembered.chosen.get(_prefix(runtime) + key)
     if choice not in ("fused", BRANCHES):
         if not may_measure:
