@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nofe
@@ -75,6 +76,41 @@ def test_an_exported_program_gives_what_the_network_gives(
     assert json.loads(about_inside(made.file)) == {key: value for key, value in about.items() if key != "sha256"}
     assert about["sha256"] == hashlib.sha256(made.file.read_bytes()).hexdigest()
     assert sorted(file.name for file in made.file.parent.iterdir()) == [name, f"{name}.json"], "no weights beside it"
+
+
+class Attention(nn.Module):
+    """Of 49 patches to each other, with a bias for each pair that is looked up in a table, as in BEiT and MaxViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedded, self.turned = nn.Linear(3, 32), nn.Linear(32, 8)
+        self.table, self.number = nn.Parameter(torch.randn(4, 9)), torch.arange(49 * 49).view(49, 49) % 9
+
+    def forward(self, images: Tensor) -> Tensor:  # (N, 3, h, w)
+        patches = F.adaptive_avg_pool2d(images / 60, 7).flatten(2).transpose(1, 2)  # (N, 49, 3)
+        heads = self.embedded(patches).reshape(-1, 49, 4, 8).transpose(1, 2)  # (N, 4, 49, 8)
+        bias = self.table[:, self.number].contiguous()[None]  # (1, 4, 49, 49)
+        seen = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias)
+        logits: Tensor = self.turned(seen.transpose(1, 2).reshape(-1, 49, 32)).mean(1)  # (N, 8)
+        return logits
+
+
+@pytest.mark.parametrize(("name", "opened"), [("net.pt2", by_torch), ("net.onnx", by_onnxruntime)])
+def test_attention_with_a_learned_bias_is_exported_and_asks_for_no_gradients(
+    name: str,
+    opened: Callable[[Path], Callable[[Tensor], Tensor]],
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = Attention()
+    monkeypatch.setattr(FinishedRun, "network", lambda self: network)
+    made = export_run(run, tmp_path / name)
+    finished = open_finished(run)
+    images = some_images(3, finished.mean.shape)
+    logits = opened(made.file)(images)
+    assert not logits.requires_grad, "or its users could not make an array of it"
+    torch.testing.assert_close(logits, network(finished.preprocess(images)), rtol=1e-4, atol=1e-4)
 
 
 def test_a_network_that_was_shipped_is_exported_alike(run: Path, tmp_path: Path) -> None:
