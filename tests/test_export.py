@@ -218,6 +218,20 @@ def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
 
 
+def test_more_weights_than_a_file_of_onnx_holds_are_told_before_it_is_traced(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript")
+    weights = sum(tensor.nbytes for tensor in open_finished(run).network().state_dict().values())
+    monkeypatch.setattr(export, "MOST_OF_ONNX", weights)  # and the mean is in the file, too
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.export.export", lambda *_, **__: pytest.fail("is traced"))
+        with pytest.raises(UserError, match=r"run: its weights take .* GB, and one file of ONNX has room for .* \.pt2"):
+            export_run(run, tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
+    assert export_run(run, tmp_path / "net.pt2").file.stat().st_size > weights
+
+
 def test_a_layer_that_onnx_has_not_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript")
 

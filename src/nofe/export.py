@@ -30,6 +30,7 @@ INPUT, OUTPUT = "images", "logits"
 ABOUT = "about.json"  # its name inside the file
 BATCHES = (1, 2, 5)  # that an exported program is compared on
 ROUNDING = 1e-3  # of the largest logit: other libraries add up in another order
+MOST_OF_ONNX = 1 << 31  # bytes of one file
 PREPARE = (
     "RGB (16 bits scaled to 8, transparent parts white), upright by EXIF, the middle square, resized (bicubic, "
     "antialiased) to the shape above; bytes from 0 to 255"
@@ -95,6 +96,8 @@ def _compared(kind: str, finished: FinishedRun, about: dict[str, Any], out: Path
     # Where weights ask for gradients, attention with a learned bias gets another kernel in one pass of ONNX's exporter
     # than in the next, which then fails; and what a loaded program gives could not be made an array.
     model, path = FromBytes(finished).eval().requires_grad_(False), finished.run.path
+    if kind == ".onnx":
+        _require_room(model, path)
     with _quietly():
         traced = _traced(model, path)
         try:
@@ -126,6 +129,15 @@ def _require_onnx() -> None:
         raise UserError(
             f"ONNX needs the package {missing[0]}, which is not installed; python -m pip install {' '.join(missing)} "
             "onnxruntime, or export a .pt2 file"
+        )
+
+
+def _require_room(model: nn.Module, path: Path) -> None:
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if size > MOST_OF_ONNX:
+        raise UserError(
+            f"{path}: its weights take {size / 1e9:,.1f} GB, and one file of ONNX has room for "
+            f"{MOST_OF_ONNX / 1e9:,.1f}; export a .pt2 file"
         )
 
 
