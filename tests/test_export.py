@@ -215,6 +215,19 @@ def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path, mo
     monkeypatch.setattr(FinishedRun, "network", lambda self: Branching())
     with pytest.raises(RunError, match=r"torch\.export cannot trace its network \(.+\); ship the run folder instead"):
         export_run(run, tmp_path / "net.pt2")
+
+    class Fixed(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.reshape(len(images), -1)
+
+    class Asking(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.flatten(1) if images.shape[0] < 100 else images.flatten(1) / 2
+
+    for network in (Fixed(), Asking()):
+        monkeypatch.setattr(FinishedRun, "network", lambda self, network=network: network)
+        with pytest.raises(RunError, match=r"not the same program for any number of images, .* ship the run folder"):
+            export_run(run, tmp_path / "net.pt2")
     assert not list(tmp_path.iterdir())
 
 

@@ -154,6 +154,11 @@ def _traced(model: FromBytes, path: Path) -> torch.export.ExportedProgram:
     try:
         traced = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N")},))
     except Exception as error:  # whatever a user's network does that cannot be traced
+        if "Constraints violated" in str(error):  # on the number of images, of which alone there are any
+            raise RunError(
+                f"{path}: its network is not the same program for any number of images, as its code takes that number "
+                "for fixed or asks for it; write x.shape[0] where it has len(x), or ship the run folder instead"
+            ) from error
         raise RunError(
             f"{path}: torch.export cannot trace its network ({first_line(error)}); ship the run folder instead"
         ) from error
