@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from nofe.export import export_run, some_images
 from nofe.loading import FinishedRun, open_finished
 from nofe.pipeline import train
 from nofe.training.runtime import make_runtime
+from test_cli import answered
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +232,48 @@ def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path, mo
         with pytest.raises(RunError, match=r"not the same program for any number of images, .* ship the run folder"):
             export_run(run, tmp_path / "net.pt2")
     assert not list(tmp_path.iterdir())
+
+
+WITHOUT_NOFE = """
+import sys
+
+sys.modules["nofe"] = None  # whoever imports it gets an ImportError
+import torch
+
+images, expected = torch.load(sys.argv[2])
+torch.testing.assert_close(torch.export.load(sys.argv[1]).module()(images), expected, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_a_process_without_nofe_runs_it(run: Path, tmp_path: Path) -> None:
+    made = export_run(run, tmp_path / "net.pt2")
+    assert made.needs == ()
+    network, images = nofe.load(run), some_images(3, open_finished(run).mean.shape)
+    assert network.preprocess is not None
+    with torch.no_grad():
+        torch.save((images, network(network.preprocess(images))), tmp_path / "expected.pt")
+    command = [sys.executable, "-c", WITHOUT_NOFE, str(made.file), str(tmp_path / "expected.pt")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_operators_that_are_not_torchs_are_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs where it is made does not run where nobody has defined them."""
+
+    @torch.library.custom_op("birdwatch::flipped", mutates_args=())
+    def flipped(images: Tensor) -> Tensor:
+        return images.flip(-1)
+
+    flipped.register_fake(torch.empty_like)
+
+    class Flipping(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return flipped(images).flatten(1)
+
+    monkeypatch.setattr(FinishedRun, "network", lambda self: Flipping())
+    assert export_run(run, tmp_path / "net.pt2").needs == ("birdwatch",)
+    told = answered("export", run, tmp_path / "net.pt2")
+    assert "It has operators of birdwatch: import what defines them before it is loaded." in told
 
 
 def test_more_weights_than_a_file_of_onnx_holds_are_told_before_it_is_traced(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 
 from nofe.architectures.line import first_line
 from nofe.data.batches import centre_crop
@@ -48,6 +49,7 @@ class Exported:
     file: Path
     about: Path
     compared_by: str | None  # the library that ran the program; None where there was none
+    needs: tuple[str, ...] = ()  # who defines operators of a .pt2 file that are not torch's, such as torchvision
 
 
 class FromBytes(nn.Module):
@@ -80,7 +82,7 @@ def export_run(path: Path, out: Path) -> Exported:
         _require_onnx()
     finished = open_finished(path)
     about = _about(finished)
-    content, compared_by = _compared(kind, finished, about, out)
+    content, compared_by, needs = _compared(kind, finished, about, out)
     described = _json(about | {"sha256": hashlib.sha256(content).hexdigest()})
     out.parent.mkdir(parents=True, exist_ok=True)
     # Both or none, on a full disk, too.
@@ -88,11 +90,13 @@ def export_run(path: Path, out: Path) -> Exported:
         description.write(described.encode())
         description.flush()
         stream.write(content)
-    return Exported(out, beside, compared_by)
+    return Exported(out, beside, compared_by, needs)
 
 
-def _compared(kind: str, finished: FinishedRun, about: dict[str, Any], out: Path) -> tuple[bytes, str | None]:
-    """What to write, and by which library it was run; an error where that gave something else."""
+def _compared(
+    kind: str, finished: FinishedRun, about: dict[str, Any], out: Path
+) -> tuple[bytes, str | None, tuple[str, ...]]:
+    """What to write, by which library it was run, and what that needs; an error where it gave something else."""
     # Where weights ask for gradients, attention with a learned bias gets another kernel in one pass of ONNX's exporter
     # than in the next, which then fails; and what a loaded program gives could not be made an array.
     model, path = FromBytes(finished).eval().requires_grad_(False), finished.run.path
@@ -109,7 +113,7 @@ def _compared(kind: str, finished: FinishedRun, about: dict[str, Any], out: Path
             ) from error
     if differs is not None:
         raise RunError(f"{out}: not written, as the exported program differs from the network ({differs}); {OTHERWISE}")
-    return content, compared_by
+    return content, compared_by, _not_of_torch(traced) if kind == ".pt2" else ()
 
 
 def _require_place_for(file: Path) -> None:
@@ -168,10 +172,20 @@ def _traced(model: FromBytes, path: Path) -> torch.export.ExportedProgram:
 
 def _forget_sources(traced: torch.export.ExportedProgram) -> None:
     """A program keeps for each step the lines of code behind it, and the paths of their files on this machine."""
+    for node in _steps(traced):
+        node.meta.pop("stack_trace", None)
+
+
+def _not_of_torch(traced: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Who defines operators that a process has only where it has imported them, as this one has: ONNX has its own."""
+    operators = (node.target for node in _steps(traced) if isinstance(node.target, OpOverload))
+    return tuple(sorted({operator.namespace for operator in operators} - {"aten", "prims"}))
+
+
+def _steps(traced: torch.export.ExportedProgram) -> Iterator[fx.Node]:
     for module in traced.graph_module.modules():
         if isinstance(module, fx.GraphModule):
-            for node in module.graph.nodes:
-                node.meta.pop("stack_trace", None)
+            yield from module.graph.nodes
 
 
 def _as_torch(traced: torch.export.ExportedProgram, about: str) -> tuple[bytes, Program, str]:

@@ -107,6 +107,8 @@ def export(
     print(f"{made.file} is written; {made.about} says what it reads and gives")
     if made.compared_by is None:
         print("It was not run: with the package onnxruntime it is compared with the network first.")
+    if made.needs:
+        print(f"It has operators of {' and '.join(made.needs)}: import what defines them before it is loaded.")
 
 
 def specialties(run: RunFolder, as_json: AsJson = False) -> None:
