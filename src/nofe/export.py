@@ -34,7 +34,7 @@ ROUNDING = 1e-3  # of the largest logit: other libraries add up in another order
 MOST_OF_ONNX = 1 << 31  # bytes of one file
 PREPARE = (
     "RGB (16 bits scaled to 8, transparent parts white), upright by EXIF, the middle square, resized (bicubic, "
-    "antialiased) to the shape above; bytes from 0 to 255"
+    "antialiased) to the shape above, or cut at whole pixels if it has that size; bytes from 0 to 255"
 )
 
 OTHERWISE = "export the other kind, .pt2 or .onnx, or ship the run folder"
