@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from timm.layers import BatchNormAct2d, ScaledStdConv2d
-from torch import Tensor, nn
+from timm.models import levit
+from torch import Tensor, fx, nn
 
 from nofe.architectures import ARCHITECTURES, architecture_named
 from nofe.architectures.caffe import BatchNorm2d
 from nofe.architectures.folding import convolutions_with_norms
+from nofe.architectures.modes import DependsOnMode, followed_in_both_modes
 from nofe.architectures.packing import PackedConvolution, PackedLinear
 from nofe.experts.network import plant_experts
 from nofe.frozen import FrozenNetwork, frozen
@@ -88,6 +90,48 @@ def test_what_was_prepared_follows_the_training(kind: str) -> None:
         again = frozen(network, CPU, len(images), 32)
         assert again is first
         torch.testing.assert_close(again(images), answers(network, images), rtol=1e-3, atol=1e-3)
+
+
+class Attending(nn.Module):
+    """Attention of timm's LeViT, which keeps the biases that it looked up of its weights until `train` is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = levit.Attention(8, 4, num_heads=2, attn_ratio=1.0, resolution=(4, 4))
+        nn.init.ones_(self.attention.proj.ln.bn.weight)  # timm begins with nothing of it
+
+    def forward(self, maps: Tensor) -> Tensor:  # (N, 8, 4, 4)
+        attended: Tensor = self.attention(maps.flatten(2).transpose(1, 2))
+        return attended.mean(1)
+
+
+def test_what_layers_keep_of_weights_follows_the_training_where_a_captured_pass_reads_it() -> None:
+    network, images = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), Attending()), torch.randn(5, 3, 4, 4)
+    trained_a_little(network, images)
+    first = frozen(network, CPU, len(images), 4)
+    before = first(images)
+    kept = first.network[2].attention.attention_bias_cache["cpu"]
+    trained_a_little(network, images)
+    with torch.no_grad():
+        network[2].attention.attention_biases.normal_(0, 3)
+    after = frozen(network, CPU, len(images), 4)(images)
+    assert not torch.allclose(after, before, rtol=1e-2)
+    torch.testing.assert_close(after, answers(network, images), rtol=1e-4, atol=1e-4)
+    assert first.network[2].attention.attention_bias_cache["cpu"] is kept
+
+
+def test_what_is_kept_while_code_is_followed_is_no_part_of_the_answer() -> None:
+    """torch.fx computes nothing: what layers keep of that is no number, and cannot always be copied."""
+    network, maps = Attending().eval(), torch.randn(5, 8, 4, 4)
+    expected = answers(network, maps)
+    with pytest.raises(DependsOnMode):
+        followed_in_both_modes(network, fx.Tracer().trace)
+    assert not network.attention.attention_bias_cache
+    torch.testing.assert_close(answers(network, maps), expected)
+    with_norm, images = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), network).eval(), torch.randn(5, 3, 4, 4)
+    ready = FrozenNetwork(with_norm, CPU, len(images), 4)
+    assert not ready.network[2].attention.attention_bias_cache
+    torch.testing.assert_close(ready(images), answers(with_norm, images))
 
 
 @pytest.mark.parametrize("name", ["small", "resnet56-c100"])

@@ -58,8 +58,8 @@ class FrozenNetwork:
         if choose is not None:
             how: Any = {"frozen": self._keeps, "may_measure": is_worth_measuring(runtime, images, crop)}
             choose((min(self._piece, max(images, 1)), 3, crop, crop), runtime, training=False, **how)
-        self._pairs = convolutions_with_norms(self._whole)
-        self._network = copy.deepcopy(self._whole)
+        self._network = copy.deepcopy(self._whole).eval()
+        self._pairs = convolutions_with_norms(self._whole)  # code that is followed may keep what is no number
         remove_norms(self._network, self._pairs)
         if runtime.precision == "bf16":
             self._network.to(torch.bfloat16)  # once, instead of at each pass
@@ -93,6 +93,7 @@ class FrozenNetwork:
         tensors = folded_tensors(self._whole, self._pairs)
         for name, tensor in _tensors(self._network).items():
             tensor.copy_(tensors[name])
+        _look_up_again(self._network)
         if self._keeps:
             freeze(self._network)
 
@@ -126,6 +127,21 @@ class FrozenNetwork:
         with self._runtime.autocast():
             answers: Tensor = self._network(images.contiguous(memory_format=torch.channels_last))
         return answers
+
+
+def _look_up_again(model: nn.Module) -> None:
+    """timm's LeViT and its like keep the biases that they looked up in a table of weights until `train` is called.
+
+    In place: a captured pass reads them where they are.
+    """
+    for module in model.modules():
+        kept: dict[str, Tensor] = getattr(module, "attention_bias_cache", {})
+        if kept:
+            layer: Any = module
+            layer.attention_bias_cache = {}
+            for device, biases in kept.items():
+                biases.copy_(layer.get_attention_biases(torch.device(device)))
+            layer.attention_bias_cache = kept
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
