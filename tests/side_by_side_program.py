@@ -18,6 +18,7 @@ class Sleeping:
     stage: str = ""
     lasts: float = 0.2
     expected: float = 0.0
+    leaves_room: bool = True
 
     def keys(self) -> set[str]:
         return {self.stage or self.name}

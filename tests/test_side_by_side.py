@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nofe.side_by_side import Forecast, run_side_by_side
+from nofe.forecast import Left
+from nofe.side_by_side import _that_begin_at_once, run_side_by_side
+from nofe.training.runtime import share_of_each
 from side_by_side_program import Sleeping, sleep
 
 
@@ -82,40 +84,40 @@ def test_where_the_machine_will_be_gone_what_is_shorter_does_not_come_before_its
 
 
 def test_where_the_machine_will_be_gone_as_many_are_begun_as_all_end(tmp_path: Path) -> None:
-    """Of jobs that take 100 seconds alone two take 168 side by side, three 228, four 283, five 334."""
+    """Of jobs that take 100 seconds alone two take 168 side by side, three 228, four 283; a tenth is spared."""
     jobs = [Sleeping(name, tmp_path, lasts=60, expected=100) for name in "abcd"]
-    for minutes_left, begun in ((2, 1), (3.5, 2), (4.5, 3), (5, 4)):
+    for minutes_left, begun in ((1.8, 0), (2, 1), (3.5, 2), (5, 3), (5.4, 4)):
         outcome = run_side_by_side(jobs, sleep, at_once=8, minutes=0.03, gone_in=minutes_left)
         assert (outcome.stopped, outcome.not_begun) == ([*"abcd"[:begun]], [*"abcd"[begun:]])
+
+
+def test_where_the_machine_will_be_gone_networks_that_fill_it_are_taken_to_take_turns(tmp_path: Path) -> None:
+    """Four of 100 seconds take 400: three begin where four of others do."""
+    jobs = [Sleeping(name, tmp_path, lasts=60, expected=100, leaves_room=False) for name in "abcd"]
+    outcome = run_side_by_side(jobs, sleep, at_once=8, minutes=0.03, gone_in=5.6)
+    assert (outcome.stopped, outcome.not_begun) == (["a", "b", "c"], ["d"])
+
+
+def test_where_the_machine_will_be_gone_no_share_of_it_is_kept_for_jobs_that_cannot_begin(tmp_path: Path) -> None:
+    """On a quarter of a GPU for each of eight, one that could have all of it would not end in time."""
+    jobs = [Sleeping(name, tmp_path, expected=100) for name in "abcd"] + [Sleeping("e", tmp_path, expected=400)]
+
+    def processes(minutes_left: float, at_most: int = 8, given: list[Sleeping] = jobs) -> int:
+        left = Left(60 * minutes_left, 60 * minutes_left)
+        return _that_begin_at_once(given, at_most, frozenset(), left, share_of_each)
+
+    assert [processes(minutes) for minutes in (1, 2, 3.5, 5, 6, 60)] == [1, 1, 2, 3, 4, 5]
+    assert processes(60, at_most=2) == 2
+    assert processes(8, given=jobs[4:]) == 1
 
 
 def test_where_the_machine_will_be_gone_nothing_is_begun_beside_which_others_would_be_lost(tmp_path: Path) -> None:
     """The first would end in time alone, and so would each of the others alone."""
     jobs = [
-        Sleeping(name, tmp_path, lasts=60, expected=seconds) for name, seconds in zip("abc", (170, 100, 5), strict=True)
+        Sleeping(name, tmp_path, lasts=60, expected=seconds) for name, seconds in zip("abc", (150, 100, 5), strict=True)
     ]
     outcome = run_side_by_side(jobs, sleep, at_once=3, minutes=0.03, gone_in=3)
     assert (outcome.stopped, outcome.not_begun) == (["a", "c"], ["b"])
-
-
-def test_what_is_under_way_has_so_much_less_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of 100 seconds take 168 side by side; once half of that is over, 50 of each are left."""
-    clock = [1000.0]
-    monkeypatch.setattr("nofe.side_by_side.time.monotonic", lambda: clock[0])
-    forecast = Forecast()
-    assert forecast.seconds_with(100) == pytest.approx(100)
-    forecast.begin("one", 100)
-    assert forecast.seconds_with(100) == pytest.approx(100 * 2**0.75)
-    forecast.begin("other", 100)
-    clock[0] += 50 * 2**0.75
-    assert forecast.seconds_with(0) == pytest.approx(50 * 2**0.75)
-    assert forecast.seconds_with(50) == pytest.approx(50 * 3**0.75)
-    clock[0] += 100 * 2**0.75
-    forecast.end("one", well=True)  # it took 150
-    assert forecast.slower == pytest.approx(1.5)
-    assert forecast.seconds_with(100) == pytest.approx(150), "the other is as late, and ends now"
-    forecast.end("other", well=False)
-    assert forecast.slower == pytest.approx(1.5), "what failed says nothing"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

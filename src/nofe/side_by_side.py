@@ -9,24 +9,20 @@ import multiprocessing
 import os
 import queue
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
 from nofe.errors import Interrupted, NofeError, UserError
+from nofe.forecast import TIME_TO_SPARE, Ends, Forecast, Left, beside_others
 from nofe.signals import on_signals_to_end
 
 AT_ONCE = 8  # on a GPU, where nobody says how many
 SECONDS_TO_STOP = 60.0  # for a step and a checkpoint
-# Until some have ended, n jobs side by side are taken to last n to this power times as long as one alone: on an H200
-# three took 2.3 times as long (ResNet56-C100, NIN-C100), eight 4.5 to 4.8 times (AlexNet-C100, VGG11-C100).
-SLOWER_BESIDE_OTHERS = 0.75
 
 
 class Job(Protocol):
@@ -41,6 +37,11 @@ class Job(Protocol):
 
     def seconds(self, trained: Set[str]) -> float:
         """What it is likely to take when the stages of these keys are there."""
+        ...
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether others beside it are known to find the device idle at times; else they are taken to take turns."""
         ...
 
 
@@ -76,94 +77,27 @@ def run_side_by_side(
 
     After `minutes` jobs that are under way stop with a checkpoint, and nothing new is begun. A signal does the same,
     and is raised as Interrupted. Where checkpoints are `gone_in` so many minutes, with the machine, a job begins only
-    if it and all that are under way are likely to end by then, though they may have to stop and go on before. Stages of
-    the keys in `trained` are there already.
+    if it and all that are under way are likely to end by then, though they may have to stop and go on before; and there
+    are no more processes than can begin at once: the fewer they are, the larger is each one's share of the GPU. Stages
+    of the keys in `trained` are there already.
     """
-    from nofe.training.runtime import sharing_the_gpu
+    from nofe.training.runtime import share_beside_others, sharing_the_gpu
 
     ends = Ends.after(minutes, gone_in)
     at_once = min(at_once, len(jobs))
+    if gone_in is not None:
+        at_once = _that_begin_at_once(jobs, at_once, trained, ends.left, share_beside_others)
     with _signals_as_exceptions(), sharing_the_gpu(at_once) if at_once > 1 else nullcontext():
         crew = _Crew(work, at_once, trained)
         try:
-            return _run_all(list(jobs), crew, ends, say)
+            return _run_all(list(jobs), crew, ends, Forecast(share_beside_others(at_once)), say)
         finally:
             crew.dismiss()
 
 
-@dataclass(frozen=True)
-class Ends:
-    """By the monotonic clock, infinite for never: when jobs stop, and when what they leave behind is gone."""
-
-    stop: float
-    gone: float
-
-    @classmethod
-    def after(cls, minutes: float | None, gone_in: float | None) -> "Ends":
-        now = time.monotonic()
-        stop, gone = (math.inf if given is None else now + 60 * given for given in (minutes, gone_in))
-        return cls(min(stop, gone), gone)
-
-    @property
-    def left(self) -> "Left":
-        now = time.monotonic()
-        return Left(self.stop - now, self.gone - now)
-
-
-@dataclass(frozen=True)
-class Left:
-    """Seconds."""
-
-    to_stop: float
-    to_gone: float
-
-
-def beside_others(count: int) -> float:
-    """How many times as long as alone so many take side by side."""
-    return float(count**SLOWER_BESIDE_OTHERS)
-
-
-@dataclass
-class Forecast:
-    """When jobs end beside each other; in seconds of a job alone on the device, what it was to take and has taken."""
-
-    expected: dict[str, float] = field(default_factory=dict)
-    passed: dict[str, float] = field(default_factory=dict)
-    ratios: list[float] = field(default_factory=list)  # of what jobs took to what was expected
-    now: float = field(default_factory=time.monotonic)
-
-    def begin(self, name: str, seconds: float) -> None:
-        self._go_on()
-        self.expected[name], self.passed[name] = seconds, 0.0
-
-    def end(self, name: str, *, well: bool) -> None:
-        self._go_on()
-        expected, took = self.expected.pop(name), self.passed.pop(name)
-        if expected and well:
-            self.ratios.append(took / expected)
-
-    @property
-    def slower(self) -> float:
-        """Than expected. One that found its stages trained was quick: that says nothing of the others."""
-        return max(1.0, statistics.median(self.ratios or [1.0]))
-
-    def seconds_with(self, another: float) -> float:
-        """Until those under way and another have ended: side by side, the more slowly the more there are."""
-        self._go_on()
-        left = [self.slower * self.expected[name] - self.passed[name] for name in self.expected]
-        alone = sorted(max(0.0, seconds) for seconds in (*left, self.slower * another))
-        side_by_side = range(len(alone), 0, -1)
-        until_each = zip(side_by_side, pairwise([0.0, *alone]), strict=True)
-        return sum((end - begin) * beside_others(count) for count, (begin, end) in until_each)
-
-    def _go_on(self) -> None:
-        since, self.now = self.now, time.monotonic()
-        for name in self.passed:
-            self.passed[name] += (self.now - since) / beside_others(len(self.passed))
-
-
-def _run_all(waiting: list[AnyJob], crew: "_Crew[AnyJob]", ends: Ends, say: Callable[[str], None]) -> Outcome:
-    forecast = Forecast()
+def _run_all(
+    waiting: list[AnyJob], crew: "_Crew[AnyJob]", ends: Ends, forecast: Forecast, say: Callable[[str], None]
+) -> Outcome:
     began: dict[str, float] = {}
     failed: list[str] = []
     refused: list[str] = []
@@ -172,7 +106,7 @@ def _run_all(waiting: list[AnyJob], crew: "_Crew[AnyJob]", ends: Ends, say: Call
         while crew.idle and (job := _next(waiting, crew, left, forecast)) is not None:
             waiting.remove(job)
             began[job.name] = time.monotonic()
-            forecast.begin(job.name, job.seconds(crew.trained))
+            forecast.begin(job.name, job.seconds(crew.trained), leaves_room=job.leaves_room)
             crew.give(job)
         if not crew.at_work:
             break  # no process is left to work, or there is no time for any job
@@ -198,10 +132,31 @@ def _next(waiting: Sequence[AnyJob], crew: "_Crew[AnyJob]", left: Left, forecast
     busy = set().union(*(job.keys() for job in crew.at_work.values())) - crew.trained
     free = [job for job in waiting if not job.keys() & busy]
     if left.to_gone < math.inf:
-        return next((job for job in free if forecast.seconds_with(job.seconds(crew.trained)) <= left.to_gone), None)
-    slower = forecast.slower * beside_others(crew.size)
-    fitting = (job for job in free if slower * job.seconds(crew.trained) <= left.to_stop)
+        return next((job for job in free if _all_end_with(job, crew.trained, left, forecast)), None)
+    beside = {room: beside_others(crew.size, leave_room=room, share=forecast.share) for room in (True, False)}
+    fitting = (
+        job for job in free if forecast.slower * beside[job.leaves_room] * job.seconds(crew.trained) <= left.to_stop
+    )
     return next(fitting, free[0] if free else None)
+
+
+def _all_end_with(job: Job, trained: Set[str], left: Left, forecast: Forecast) -> bool:
+    seconds = forecast.seconds_with(job.seconds(trained), leaves_room=job.leaves_room)
+    return TIME_TO_SPARE * seconds <= left.to_gone
+
+
+def _that_begin_at_once(
+    jobs: Sequence[Job], at_most: int, trained: Set[str], left: Left, share_of: Callable[[int], float]
+) -> int:
+    """The largest number of processes, one at least, that all have a job from the beginning."""
+    for size in range(at_most, 1, -1):
+        forecast = Forecast(share_of(size))
+        for job in jobs:
+            if _all_end_with(job, trained, left, forecast):
+                forecast.begin(job.name, job.seconds(trained), leaves_room=job.leaves_room)
+        if len(forecast.expected) >= size:
+            return size
+    return min(at_most, 1)
 
 
 class _Crew(Generic[AnyJob]):

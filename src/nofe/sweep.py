@@ -32,6 +32,10 @@ class Training:
     def seconds(self, trained: object) -> float:
         return 0.0  # nobody knows
 
+    @property
+    def leaves_room(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class TrainingOptions:

@@ -67,6 +67,8 @@ def test_side_by_side_costs_what_was_measured_so_and_nothing_else_has_an_estimat
             alone, beside = (left_of([experiment], seeds, Filed([]), GROWTH, count).seconds for count in (1, at_once))
             assert beside / alone == pytest.approx(times / min(seeds, at_once), rel=0.03)
     of_today = TABLES["today"].experiments()
+    assert not any(Job(experiment, 0).leaves_room for experiment in of_today)
+    assert all(Job(experiment, 0).leaves_room for experiment in (base, resnet))
     assert not left_of(of_today, 3, Filed([]), GROWTH).unknown
     assert str(left_of(of_today, 3, Filed([]), GROWTH, 8)) == "not known"
     assert str(left_of([*of_today, base], 3, Filed([]), GROWTH, 8)).startswith("more than ")

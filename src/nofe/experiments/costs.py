@@ -9,15 +9,13 @@ from typing import Any
 
 from nofe.config import RunConfig
 from nofe.experiments.estimates import epochs_of, seconds_of
-from nofe.experiments.paper_tables import PAPER_TABLE_3
 from nofe.experiments.reproduce import Filed, Job
 from nofe.experiments.table import Experiment
+from nofe.forecast import beside_others
 from nofe.reuse import stage_keys
-from nofe.side_by_side import beside_others
 
 PLANNED_EXPERTS = 10  # K of the times that `reproduce` plans by
 PRECISION_OF_GPUS = "bf16"  # what `auto` is
-TIMED_BESIDE_OTHERS = tuple(PAPER_TABLE_3)  # and networks of another depth and width that are made of them
 GROWTH_FILES = "*-train-as-experts-grow.json"
 
 # Time that K experts add to the step of the base, over that of ten; by K, ascending.
@@ -152,7 +150,7 @@ def left_of(
             continue
         seconds = seconds_of_job(job, paid, growth)
         paid |= job.keys()
-        if math.isfinite(seconds) and (at_once == 1 or job.config.architecture.startswith(TIMED_BESIDE_OTHERS)):
+        if math.isfinite(seconds) and (at_once == 1 or job.leaves_room):
             known.append(seconds)
         else:
             unknown = True

@@ -9,6 +9,7 @@ import torch
 from nofe.architectures import architecture_named
 from nofe.architectures.options import AdaptConfig, architecture_with
 from nofe.config import RunConfig
+from nofe.experiments.paper_tables import PAPER_TABLE_3
 from nofe.experts.size import size_of, sizes_of
 from nofe.stages import recipe_of_stage
 
@@ -26,6 +27,7 @@ SECONDS_AN_EPOCH: dict[str, tuple[float, float | None]] = {
     "resnet18-cifar": (1.0, None),
     "wrn-28-10": (4.45, None),
 }
+TIMED_BESIDE_OTHERS = tuple(PAPER_TABLE_3)  # and networks of another depth and width that are made of them
 CLASSES = 100  # of CIFAR-100, which these are for
 SECONDS_TO_BEGIN = 30.0  # a run: imports, images, compiling; the first of a network about twice that
 # HD-CNN without its base, five minutes in all. A guess: none has been timed yet.

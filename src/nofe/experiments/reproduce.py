@@ -19,7 +19,13 @@ from nofe import runs
 from nofe.architectures import architecture_named
 from nofe.config import RunConfig
 from nofe.errors import NofeError, UserError
-from nofe.experiments.estimates import SECONDS_TO_BEGIN, epochs_of, seconds_of, seconds_of_hdcnn
+from nofe.experiments.estimates import (
+    SECONDS_TO_BEGIN,
+    TIMED_BESIDE_OTHERS,
+    epochs_of,
+    seconds_of,
+    seconds_of_hdcnn,
+)
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.results import add_to_result, file_hdcnn, file_result, results_in
 from nofe.experiments.table import Experiment
@@ -63,6 +69,10 @@ class Job:
     @property
     def config(self) -> RunConfig:
         return self.experiment.seeded(self.seed)
+
+    @property
+    def leaves_room(self) -> bool:
+        return self.config.architecture.startswith(TIMED_BESIDE_OTHERS)
 
     def folders(self, runs_of: Path) -> list[Run]:
         """Its run's, and of an HD-CNN that of the base that it begins with."""

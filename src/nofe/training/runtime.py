@@ -266,6 +266,16 @@ def share_of_each(processes: int) -> int:
     return min(SHARES, key=lambda share: abs(math.log(share * processes / 200)))
 
 
+def share_beside_others(processes: int) -> float:
+    """Percent of a GPU that each of so many may use inside `sharing_the_gpu`."""
+    return share_of_each(processes) if processes > 1 and _mps_control() else own_share()
+
+
+def _mps_control() -> str | None:
+    """None where NVIDIA's MPS is not installed, or was started by others already."""
+    return None if "CUDA_MPS_PIPE_DIRECTORY" in os.environ else shutil.which("nvidia-cuda-mps-control")
+
+
 def own_share() -> float:
     """Of this process, where MPS was told of one."""
     try:
@@ -290,8 +300,8 @@ def sharing_the_gpu(processes: int, share: int | None = None) -> Iterator[None]:
 
     Without it they take turns, and small networks leave most of the GPU idle.
     """
-    control = shutil.which("nvidia-cuda-mps-control")
-    if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+    control = _mps_control()
+    if control is None:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="nofe-mps-") as folder:
