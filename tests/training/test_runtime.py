@@ -1,5 +1,8 @@
 """What is chosen for a device, and what is asked of one; of GPUs that are not here, as far as Python goes."""
 
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,3 +82,29 @@ def test_a_stage_goes_on_with_the_numbers_that_apples_gpu_was_to_draw(apple: App
     runtime: Any = SimpleNamespace(device=APPLE, ranks=Ranks())
     journal._restore_generators(SimpleNamespace(), SimpleNamespace(tensors=tensors), runtime)  # type: ignore[arg-type]
     assert apple.drawn == 7
+
+
+SIGNALS = """
+import os, sys, time
+from nofe.training import runtime
+
+run = runtime.make_runtime("cpu")
+with runtime.stopping_on_signals(run):
+    for seconds in map(float, sys.argv[2:]):
+        time.sleep(seconds)
+        os.kill(os.getpid(), int(sys.argv[1]))
+    print(run.stop_signal)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_twice_at_once_is_one_and_a_later_one_ends_the_process(number: signal.Signals) -> None:
+    """`timeout` reaches a worker of a sweep itself and by way of its parent: it must come to its checkpoint."""
+
+    def signalled_after(*seconds: float) -> tuple[int, str]:
+        program = [sys.executable, "-c", SIGNALS, str(int(number)), *map(str, seconds)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout.strip()
+
+    assert signalled_after(0, 0, 0.1) == (0, str(int(number)))
+    assert signalled_after(0, 2.2) == (-number, "")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ STEPS_WORTH_COMPILING = 20_000
 # which products in bfloat16 were right (benchmarks/results/nvidia-h200/products-on-a-share.json, decision 20).
 SHARES = (100, 50, 25, 12)
 SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+SECONDS_OF_ONE_ORDER = 2.0  # in which a signal that comes again is the same one
 
 
 @dataclass
@@ -325,11 +328,19 @@ def sharing_the_gpu(processes: int, share: int | None = None) -> Iterator[None]:
 
 
 def stopping_on_signals(runtime: Runtime) -> AbstractContextManager[None]:
-    """SIGTERM and SIGINT end the run after the current step, with a checkpoint; a second one ends it at once."""
+    """SIGTERM and SIGINT end the run after the current step, with a checkpoint; a second one ends it at once.
+
+    Not one that comes with the first: who signals a group of processes, as `timeout` does, reaches a worker of
+    `nofe sweep` twice, by itself and by way of its parent.
+    """
+    asked: dict[int, float] = {}
 
     def ask_to_stop(number: int) -> None:
         runtime.stop_signal = number
-        signal.signal(number, signal.SIG_DFL)
+        now = time.monotonic()
+        if now - asked.setdefault(number, now) > SECONDS_OF_ONE_ORDER:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     return on_signals_to_end(ask_to_stop)
 
