@@ -1,4 +1,7 @@
-"""Jobs of test_side_by_side.py: they sleep and write down what happens to them. As a program: two endless ones."""
+"""Jobs of test_side_by_side.py: they sleep and write down what happens to them.
+
+As a program: two endless ones, or with `apart` one in a process of its own, as `nofe reproduce` measures in.
+"""
 
 import os
 import signal
@@ -46,7 +49,17 @@ def note(job: Sleeping, what: str) -> None:
         file.write(f"{what} {job.name}\n")
 
 
+def sleep_as_python_does(job: Sleeping) -> None:
+    note(job, f"begun {os.getpid()}")
+    time.sleep(job.lasts)
+
+
 if __name__ == "__main__":
+    if sys.argv[2:] == ["apart"]:
+        from nofe.experiments.reproduce import _apart  # which loads torch: no other job waits for it
+
+        _apart(60, sleep_as_python_does, Sleeping("one", Path(sys.argv[1]), lasts=60))
+        sys.exit()
     endless = [Sleeping(name, Path(sys.argv[1]), lasts=60) for name in ("one", "two")]
     try:
         run_side_by_side(endless, sleep, at_once=2)

@@ -132,6 +132,17 @@ def test_no_job_outlives_what_started_it(number: signal.Signals, tmp_path: Path)
     assert [note[0] for note in notes(tmp_path)] == ["begun", "begun", "stopped", "stopped"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_goes_on_measuring_for_a_command_that_was_stopped(number: signal.Signals, tmp_path: Path) -> None:
+    program = Path(__file__).with_name("side_by_side_program.py")
+    parent = subprocess.Popen([sys.executable, str(program), str(tmp_path), "apart"])
+    wait_until(lambda: len(notes(tmp_path)) == 1)
+    parent.send_signal(number)
+    assert parent.wait(20) == -number
+    [[_, process, _]] = notes(tmp_path)
+    wait_until(lambda: not is_running(int(process)))
+
+
 def wait_until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not happened():

@@ -214,8 +214,7 @@ class _Crew(Generic[AnyJob]):
 
 def _work(number: int, jobs: Any, reports: Any, work: Callable[[Any], object]) -> None:
     """A worker process: one job after another, until told that there is none."""
-    orphaned = threading.Event()
-    threading.Thread(target=_end_with_the_parent, args=(orphaned,), daemon=True).start()
+    orphaned = end_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the keyboard: the parent tells each what to do
     while not orphaned.is_set() and (job := jobs.get()) is not None:
         try:
@@ -227,13 +226,19 @@ def _work(number: int, jobs: Any, reports: Any, work: Callable[[Any], object]) -
             reports.put((number, f"{type(error).__name__}: {error}", False))
 
 
-def _end_with_the_parent(orphaned: threading.Event) -> None:
-    """However it ends: a job under way saves itself as for any other SIGTERM, a worker without one just ends."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    orphaned.set()
-    os.kill(os.getpid(), signal.SIGTERM)
+def end_with_the_parent() -> threading.Event:
+    """However it ends: a job under way saves itself as for any other SIGTERM, a process without one just ends."""
+    orphaned = threading.Event()
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        orphaned.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return orphaned
 
 
 def _signals_as_exceptions() -> AbstractContextManager[None]:

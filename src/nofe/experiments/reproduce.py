@@ -33,7 +33,7 @@ from nofe.experiments.tables import experiments_by_name
 from nofe.files import expand_home
 from nofe.reuse import stage_keys
 from nofe.runs import Run
-from nofe.side_by_side import SECONDS_TO_STOP, Outcome, run_side_by_side
+from nofe.side_by_side import SECONDS_TO_STOP, Outcome, end_with_the_parent, run_side_by_side
 
 SECONDS_WORTH_MEASURING = 100.0  # of a run: finding out which kernels suit its experts takes some seconds
 SECONDS_TO_MEASURE = 120.0  # at most
@@ -224,12 +224,18 @@ def require_images(jobs: Sequence[Job]) -> None:
 
 def _apart(seconds: float, function: Callable[..., None], *arguments: Any) -> bool:
     """In a process of its own, which leaves the device to others when it ends; it has so long. Whether it did well."""
-    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments, daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=_as_a_child, args=(function, *arguments), daemon=True)
     process.start()
     process.join(seconds)
     process.kill()
     process.join()
     return process.exitcode == 0
+
+
+def _as_a_child(function: Callable[..., None], *arguments: Any) -> None:
+    """It does not go on when the command is stopped."""
+    end_with_the_parent()
+    function(*arguments)
 
 
 def _choose_kernels(jobs: Sequence[Job], workshop: Workshop) -> None:
