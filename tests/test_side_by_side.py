@@ -1,5 +1,6 @@
 """Jobs side by side: none is lost, none outlives what started it."""
 
+import math
 import os
 import signal
 import subprocess
@@ -7,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from nofe.forecast import Left
-from nofe.side_by_side import _that_begin_at_once, run_side_by_side
+from nofe.forecast import Forecast, Left
+from nofe.side_by_side import _next, _that_begin_at_once, run_side_by_side
 from nofe.training.runtime import share_of_each
 from side_by_side_program import Sleeping, sleep
 
@@ -45,15 +48,14 @@ def test_in_too_little_time_what_may_end_comes_first_and_the_rest_is_named(tmp_p
 
 
 def test_how_long_jobs_take_is_learned_from_those_that_ended(tmp_path: Path) -> None:
-    """Three times as long as alone is too long for the time that is left: what is shorter comes first."""
-    first = Sleeping("first", tmp_path, lasts=3, expected=1)
-    beside = Sleeping("beside", tmp_path, lasts=60, expected=1)
-    long = Sleeping("long", tmp_path, lasts=60, expected=4)
-    short = Sleeping("short", tmp_path, lasts=0.1, expected=1)
-    outcome = run_side_by_side([first, beside, long, short], sleep, at_once=2, minutes=0.2)
-    begun = [note[-1] for note in notes(tmp_path) if note[0] == "begun"]
-    assert begun[2:] == ["short", "long"]
-    assert sorted(outcome.stopped) == ["beside", "long"], "time is not left unused"
+    """Three times as long as expected is too long for the time that is left: what is shorter comes first."""
+    long, short = Sleeping("long", tmp_path, expected=4), Sleeping("short", tmp_path, expected=1)
+    crew: Any = SimpleNamespace(at_work={}, trained=set(), size=2)
+    left, forecast = Left(to_stop=8, to_gone=math.inf), Forecast()
+    assert _next([long, short], crew, left, forecast) == long
+    forecast.ratios.append(3.0)
+    assert _next([long, short], crew, left, forecast) == short
+    assert _next([long], crew, left, forecast) == long, "time is not left unused"
 
 
 def test_where_the_machine_will_be_gone_nothing_is_begun_that_would_be_lost(tmp_path: Path) -> None:
