@@ -22,7 +22,7 @@ from nofe.errors import UserError
 from nofe.files import expand_home, sha256_of
 from nofe.runs import Run
 from nofe.specialties import wordnet_specialties
-from nofe.stages import recipe_of_stage
+from nofe.stages import FILES_OF_STAGE, recipe_of_stage
 from nofe.training.ranks import Ranks
 from nofe.training.recipe import Recipe, recipe_field
 
@@ -34,14 +34,18 @@ def require_outside_images(config: RunConfig, out: Path) -> None:
         require_outside(Path(path), out)
 
 
-def require_fitting(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
+def require_fitting(
+    config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks, *, sync_batch_norm: bool = False
+) -> None:
     """That every stage can be trained on these images as the configuration says."""
     if config.adapt.branch_width != 1 and not run.has(runs.CONFIG):  # runs of before this was asked go on
         whole = architecture_named(config.architecture, config.adapt.cut)
         with torch.device("meta"):
             with_branch_width(whole, config.adapt.branch_width, must_change=True).branch(1)
     _require_fitting_crops(config, dataset)
-    _require_batches_to_normalise(config, dataset)
+    _require_batches_to_share_out(config, dataset, run, ranks)
+    if not (sync_batch_norm and ranks.count > 1):
+        _require_batches_to_normalise(config, dataset, ranks)
     if weights := config.adapt.weights:
         state = read_weights(weights, config.architecture)
         require_fitting_weights(state, architecture_of(config, dataset.classes), weights)
@@ -88,10 +92,23 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
                 ) from error
 
 
-def _require_batches_to_normalise(config: RunConfig, dataset: Dataset) -> None:
+def _require_batches_to_share_out(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
+    """Over all ranks: those of a later stage, too, which would be refused when the stages before it are trained."""
+    for stage, recipe in recipe_of_stage(config).items():
+        batch = min(recipe.batch, len(dataset.train))
+        if batch % ranks.count and not all(run.has(file) for file in FILES_OF_STAGE[stage]):
+            fitting = max(1, batch // ranks.count) * ranks.count
+            whole = f" has all {batch:,} training images, which" if batch < recipe.batch else ""
+            raise UserError(
+                f"{recipe_field(stage)}.batch={recipe.batch}:{whole} cannot be shared out over {ranks.count} ranks; "
+                f"use a multiple of {ranks.count}, such as {fitting}"
+            )
+
+
+def _require_batches_to_normalise(config: RunConfig, dataset: Dataset, ranks: Ranks) -> None:
     """Of a single image and a single pixel batch norm has nothing to take a deviation of."""
     for stage, recipe in recipe_of_stage(config).items():
-        if recipe.batch > 1:
+        if min(recipe.batch, len(dataset.train)) > ranks.count:  # each has a share of its own to normalise
             continue
         architecture, crop = architecture_of(config, dataset.classes), recipe.augmentation.crop
         try:
@@ -103,9 +120,11 @@ def _require_batches_to_normalise(config: RunConfig, dataset: Dataset) -> None:
                 trunk.train(not config.adapt.frozen_trunk)
                 architecture.branch(1).train()(trunk(torch.zeros(1, 3, crop, crop)))
         except ValueError as error:  # so torch.nn.functional.batch_norm
+            shared = ranks.count > 1
             raise UserError(
-                f"{recipe_field(stage)}.batch=1: {architecture.name} normalises a map of one pixel over the images of "
-                "a batch; use 2 or more, or larger images"
+                f"{recipe_field(stage)}.batch={recipe.batch}: {architecture.name} normalises a map of one pixel over "
+                f"the images of a batch{f', of which each of {ranks.count} ranks has one' * shared}; use "
+                f"{2 * ranks.count} or more{', --sync-batch-norm' * shared}, or larger images"
             ) from error
 
 

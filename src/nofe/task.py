@@ -48,7 +48,7 @@ class Task:
 
 def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
     """Write down what is about to run, or check that it is what was begun, and bring the images to the device."""
-    require_fitting(config, dataset, run, runtime.ranks)
+    require_fitting(config, dataset, run, runtime.ranks, sync_batch_norm=runtime.sync_batch_norm)
     runtime.decide_on_compiling(longest_stage(config, len(dataset.train.labels)))
     if begun := run.has(runs.CONFIG):
         require_same_images(dataset, run)

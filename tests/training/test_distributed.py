@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ import rank_program as program
 
 import nofe
 from nofe import runs
+from nofe.checks import require_fitting
 from nofe.errors import UserError
 from nofe.pipeline import train
 from nofe.runs import Run
 from nofe.specialties import Specialties
+from nofe.stages import FILES_OF_STAGE
 from nofe.training.checkpoint import read_checkpoint
 from nofe.training.ranks import Launch, Ranks, _unused_part
 from nofe.training.runtime import launched_runtime, make_runtime
@@ -319,3 +322,31 @@ def test_a_batch_that_cannot_be_shared_out_is_refused(images: Path) -> None:
     on_device = DeviceImages(dataset.train, pixel_mean(dataset.train), torch.device("cpu"))
     with pytest.raises(UserError, match="batch=16: cannot be shared out over 3 ranks; use a multiple of 3"):
         Batches(on_device, Augmentation(), batch=16, seed=0, stage="base", ranks=3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "said"),
+    [
+        (15, 2, "generalist.batch=15: cannot be shared out over 2 ranks; use a multiple of 2, such as 14"),
+        (500, 3, "generalist.batch=500: has all 160 training images, which cannot .* over 3 ranks; .* such as 159"),
+        (1, 2, "generalist.batch=1: cannot be shared out over 2 ranks; use a multiple of 2, such as 2"),
+        (2, 2, "generalist.batch=2: timm:.* normalises .*, of which each of 2 ranks has one; use 4 or more, --sync-"),
+        (4, 2, None),
+    ],
+)
+def test_batches_of_every_stage_are_looked_at_before_the_first(
+    batch: int, count: int, said: str | None, tmp_path: Path
+) -> None:
+    """Or the generalist's would be refused when the base is trained."""
+    settings = {"generalist.batch": batch, "experts.batch": 12, "specialties.count": 2}
+    config = nofe.api.configure("folder:bars", "timm:test_resnet@32", settings=settings)
+    dataset, run, ranks = program.small_dataset(), Run(tmp_path), Ranks()
+    ranks.count = count
+    with pytest.raises(UserError, match=said) if said else nullcontext():
+        require_fitting(config, dataset, run, ranks)
+    if said is None or "sync" in said:
+        require_fitting(config, dataset, run, ranks, sync_batch_norm=True)
+    for file in FILES_OF_STAGE["generalist"]:
+        run.write(file, b"")
+    if batch % count and batch > count:  # is trained already: by another number of ranks, say
+        require_fitting(config, dataset, run, ranks)
