@@ -208,6 +208,7 @@ def test_a_killed_worker_is_started_again_and_the_run_goes_on(images: Path, alon
     output, _ = launched.communicate(timeout=120)
     assert launched.returncode == 0, output
     assert output.count("going on after step") == 1, output
+    assert "the same to rounding" in output, "which a stop in the middle of an epoch adds to running statistics"
     [folder] = (tmp_path / "runs").iterdir()
     assert_same_to_rounding(alone, folder)
 

@@ -43,7 +43,7 @@ class Journal:
         checkpoint = None if content is None else checkpoint_from(content)
         if checkpoint is not None:
             exact = _restore(state, checkpoint, self.runtime)
-            rounding = "the same to rounding, on another machine, a GPU or many ranks"
+            rounding = "the same to rounding, on another machine, a GPU or several ranks"
             how = "exactly as if never interrupted" if exact else rounding
             self.progress.say(f"{state.stage}: going on after step {state.step:,} of {steps:,}, {how}")
         else:
@@ -160,8 +160,9 @@ def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> boo
     state.images, state.step = notes["images"], checkpoint.step
     _restore_generators(state, checkpoint, runtime)
     torch.set_num_threads(notes["threads"])
-    # A sum over more than two ranks is rounded by its place in DDP's buffers, which a fresh start lays out anew.
-    repeatable = state.totals.device.type == "cpu" and runtime.ranks.count <= 2
+    # Several ranks averaged what their batch norms gathered when they stopped, which rounds once more; and a sum over
+    # more than two is rounded by its place in DDP's buffers, which a fresh start lays out anew.
+    repeatable = state.totals.device.type == "cpu" and runtime.ranks.count == 1
     return bool(notes["arithmetic"] == _arithmetic(state, runtime.ranks) and repeatable)
 
 
