@@ -134,3 +134,14 @@ def test_many_classes_go_the_sparse_way_and_come_out_as_planted(monkeypatch):
     assert adjusted_rand(Specialties(truth), found) == 1.0
     dense = spectral(counts[:48, :48], 4, np.random.default_rng(1))
     assert dense == spectral(csr_array(counts[:48, :48]), 4, np.random.default_rng(1)), "sparse or not is the same"
+
+
+def test_an_eigensolver_that_ends_near_enough_says_nothing(monkeypatch):
+    """It would print the accuracy of each vector, a hundred of them in the midst of a training."""
+    monkeypatch.setattr(baselines, "DENSE_CLASSES", 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            rarely_confused = np.eye(120, dtype=np.int64) * 20 + (rng.random((120, 120)) < 1 / 300)
+            assert spectral(rarely_confused, 4, rng).count == 4

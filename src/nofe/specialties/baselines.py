@@ -57,7 +57,7 @@ def spectral(confusion_of_classes: "npt.ArrayLike | csr_array", count: int, rng:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than asked: dropped below
-        warnings.filterwarnings("ignore", message=".*Exited.*iteration", category=UserWarning)  # near enough
+        warnings.filterwarnings("ignore", message=r"\s*Exited ", category=UserWarning)  # near enough
         labels = solver.fit_predict(_joined_densely(links) if classes <= DENSE_CLASSES else _joined_sparsely(links))
     partition = Specialties.from_labels_dropping_empty(labels, count)
     return Specialties(partition.specialty_of_class)  # no generalist yet: its outputs are the specialties
