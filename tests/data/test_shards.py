@@ -84,6 +84,15 @@ def test_labels_that_count_from_one_are_told(shards: Path, named: bool) -> None:
     assert "labels must start at 0, and the lowest is 1; subtract 1 from each" in refusal(shards)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_images_without_a_class_are_no_class_of_their_own(shards: Path, named: bool) -> None:
+    """Where nobody named the classes, -1 became the name of one; where somebody did, it was to be listed."""
+    if not named:
+        (shards / "classes.txt").unlink()
+    write_tar(shards / "train-000002.tar", {"a.png": picture(1), "a.cls": b"-1"})
+    assert "label -1 is below 0; number the classes from 0, and leave out images without a class" in refusal(shards)
+
+
 def test_shards_to_judge_by_need_not_have_the_first_classes(shards: Path) -> None:
     """Subtracting would call every image another class than it is."""
     for file in (*shards.glob("*.tar"), shards / "classes.txt"):

@@ -41,6 +41,7 @@ def list_shards(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: S
     _require_all(path, manifest)
     indices = {part: [shard_index(shard) for shard in files] for part, files in shards.items()}
     every_label = np.concatenate([index.labels for part in indices.values() for index in part])
+    _require_none_below_zero(path, np.unique(every_label).tolist())
     class_names = _class_names(path, manifest, every_label, to_train_on=test != NOTHING_HELD_OUT)
     number_of = _numbers(path, class_names, np.unique(every_label).tolist(), is_packed=manifest is not None)
     parts = {part: _pictures(files, indices[part], number_of, manifest) for part, files in shards.items()}
@@ -140,6 +141,14 @@ def _require_count_from_zero(where: Path, labels: Sequence[str]) -> None:
         raise UserError(
             f"{where}: labels must start at 0, and the lowest is {lowest:,}; subtract {lowest:,} from each, or use "
             "the names of classes as labels"
+        )
+
+
+def _require_none_below_zero(path: Path, labels: Sequence[str]) -> None:
+    """Of labels that are numbers: -1 is what images without a class are often given, and no name of one."""
+    if all(re.fullmatch(r"-?\d+", label) for label in labels) and (lowest := min(map(int, labels), default=0)) < 0:
+        raise UserError(
+            f"{path}: label {lowest} is below 0; number the classes from 0, and leave out images without a class"
         )
 
 
