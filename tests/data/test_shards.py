@@ -259,6 +259,9 @@ def test_hostile_shards_are_refused_by_name(shards: Path, case: str) -> None:
         ({"a.png": b"x", "a.json": b"[" * 60_000}, "'a.json' cannot be understood"),
         ({"a.png": b"x", "a.json": b'{"colour": 1}'}, "sample 'a' has no label"),
         ({"a.png": b"x", "a.cls": b"1" * 100_000}, "'a.cls' has 100,000 bytes"),
+        ({"a.png": b"x", "a.cls": b"1" * 5_000}, "sample 'a' has a label of 5,000 characters"),
+        ({"a.png": b"x", "a.cls": b"\n"}, "sample 'a' has no label"),
+        ({"a.png": b"x", "a.json": b'{"label": ""}'}, "sample 'a' has no label"),
     ],
 )
 def test_samples_that_are_not_whole(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:

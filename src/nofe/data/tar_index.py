@@ -25,7 +25,7 @@ MAX_MEMBERS = 10_000_000  # of one shard
 MAX_IMAGE_BYTES = 256 << 20
 MAX_LABEL_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10  # of pax and GNU headers, which hold long names
-MAX_KEY = 500  # characters
+MAX_KEY = 500  # characters, and of a label
 IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff"})
 JSON_LABELS = ("cls", "label", "class", "class_id", "class_name")  # what people call it
 INDEX_SUFFIX = ".index"
@@ -145,6 +145,8 @@ def _finished(key: str | None, image: Member | None, label: str | None) -> tuple
     if image is None or label is None:
         missing = "image" if image is None else "label (.cls, or .json with 'label')"
         raise _DamagedError(f"sample {key!r} has no {missing}")
+    if len(label) > MAX_KEY:
+        raise _DamagedError(f"sample {key!r} has a label of {len(label):,} characters")
     return str(key), label, image.offset, image.size
 
 
@@ -156,14 +158,14 @@ def _label(file: IO[bytes], member: Member, suffix: str) -> str | None:
     try:
         text = raw.decode().strip()
         if suffix == "cls":
-            return text
+            return text or None
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _DamagedError(f"{member.name!r} cannot be understood") from error
     if not isinstance(value, dict):
         return None
     found = next((value[name] for name in JSON_LABELS if isinstance(value.get(name), int | str)), None)
-    return None if found is None else str(found)
+    return None if found is None else str(found).strip() or None
 
 
 def members(file: IO[bytes], length: int) -> Iterator[Member]:
