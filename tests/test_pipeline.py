@@ -150,6 +150,17 @@ def test_groups_kept_together_are_counted_in_pairs() -> None:
     assert kept_together(dataset, one_pair_apart) == {"pair": {"together": 0.5, "by_chance": pytest.approx(12 / 28)}}
 
 
+def test_spectral_specialties_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on with its experts predicts no training image for them again; on a GPU others might be found."""
+    config, folder = small_run(*SETTINGS, "specialties.rule=spectral"), tmp_path / "run"
+    train(config, folder, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    network = Run(folder).read(runs.NETWORK)
+    (folder / runs.NETWORK).unlink()
+    monkeypatch.setattr(pipeline, "spectral", lambda *_: pytest.fail("found again"))
+    train(config, folder, resume=True, dataset=small_dataset(), runtime=make_runtime("cpu"))
+    assert Run(folder).read(runs.NETWORK) == network
+
+
 STILL = ("experts.epochs=1", "generalist.epochs=1", "experts.rate=1e-12", "generalist.rate=1e-12")
 
 

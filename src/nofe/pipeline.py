@@ -185,6 +185,8 @@ def first_specialties(task: Task, base: nn.Module | None) -> Specialties:
     config, classes = task.config.specialties, task.classes
     rng = stream(task.config.seed, "specialties", "start")
     if config.rule == "spectral":
+        if task.run.has(runs.SPECIALTIES) and task.run.has(runs.GENERALIST):  # else every training image is predicted
+            return Specialties.from_json(task.run.read_json(runs.SPECIALTIES))
         assert base is not None  # RunConfig sees to it
         crop = next(iter(crop_of_stage(task.config).values()))  # of the base that stands first
         predictions = predict(base, task.train, crop, task.runtime)
