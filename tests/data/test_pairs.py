@@ -94,6 +94,8 @@ def test_pairs_become_a_dataset() -> None:
         ((np.full((9, 9), -1), 0), "outside 0..255"),
         ((photo(0), "ant"), "training label 0: 'ant' is no class number"),
         ((photo(0), 0.5), "is no class number"),
+        ((photo(0), 2**63), "'9223372036854775808' is no class number"),
+        ((photo(0), 2**64), "is no class number"),
         ((photo(0), -1), "training label 0: -1 is below 0; number the classes from 0, and leave out images without"),
         (photo(0), "training item 0: not a pair of image and label but Image; give both for each image"),
         ((photo(0), 0, "x"), "not a pair of image and label but tuple of 3; give both"),

@@ -262,7 +262,8 @@ def _bytes_of(value: Any) -> NDArray[np.uint8]:
 
 def _label_of(value: Any, what: str) -> int:
     array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    if array.size != 1 or not np.issubdtype(array.dtype, np.integer):
+    is_one = array.size == 1 and np.issubdtype(array.dtype, np.integer)
+    if not is_one or int(array.reshape(())) > np.iinfo(np.int64).max:  # as a hash of a class may be
         raise UserError(f"{what}: {str(value)[:40]!r} is no class number; give one from 0 to C - 1")
     label = int(array.reshape(()))
     if label < 0:
