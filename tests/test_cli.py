@@ -379,6 +379,20 @@ def test_a_misspelt_run_is_not_gone_on_with_as_another(finished: Path, animals: 
     assert not brids.exists()
 
 
+def test_resume_without_a_folder_is_of_the_usual_one(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And begins no run that nobody asked for: `nofe train --resume` of somebody who forgot --out trained the demo."""
+    monkeypatch.chdir(tmp_path)
+    usual = Path("runs") / "glyphs-small-k10"
+    beside = shutil.copytree(finished, usual.with_name("another"))
+    told = f"{usual}: no run is here (there is no config.json); name the folder of one (beside it: {beside}), or a data"
+    assert refusal("train", "--resume").startswith(told)
+    assert not usual.exists()
+    beside.rename(usual)
+    assert f"{usual}: this run is complete" in answered("train", "--resume")  # whatever it was configured as
+
+
 def test_paths_may_begin_at_home(finished: Path, animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(finished.parent))
     run = f"~/{finished.name}"

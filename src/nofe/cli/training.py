@@ -156,15 +156,19 @@ def _configured(
     chosen: Mapping[str, Any], settings: list[str], out: Path | None, resume: bool, ranks: "Ranks"
 ) -> "tuple[RunConfig, Path]":
     """The configuration: of the run that is resumed, or the architecture's own, with what the user chose."""
-    from nofe.recipes import configured_or_resumed
+    from nofe.recipes import configured, configured_or_resumed
 
-    config = configured_or_resumed(chosen, settings, out if resume else None)
     if out is None:
-        kind = config.data.name.partition(":")[0]
-        architecture = re.sub(r"[^\w.-]+", "-", config.architecture)
-        out = Path("runs") / f"{kind}-{architecture}-k{config.specialties.count}"
-        out = out if resume else _chosen(out, ranks)
-    return config, out
+        usual = _usual(configured(chosen, settings))
+        out = usual if resume else _chosen(usual, ranks)
+    return configured_or_resumed(chosen, settings, out if resume else None), out
+
+
+def _usual(config: "RunConfig") -> Path:
+    """The folder of a run for which none is named."""
+    kind = config.data.name.partition(":")[0]
+    architecture = re.sub(r"[^\w.-]+", "-", config.architecture)
+    return Path("runs") / f"{kind}-{architecture}-k{config.specialties.count}"
 
 
 def _chosen(out: Path, ranks: "Ranks") -> Path:
