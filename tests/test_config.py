@@ -156,6 +156,12 @@ def test_the_last_of_two_settings_counts_and_none_changes_nothing() -> None:
             "zzz=1",
             "RunConfig has no field 'zzz'; choose from architecture, seed, precision, until, adapt, data, special",
         ),
+        ("hold_out=0.1", "RunConfig has no field 'hold_out'; did you mean 'data.hold_out'?"),
+        (
+            "epochs=3",
+            "no field 'epochs'; did you mean 'base.paper.epochs', 'generalist.epochs' or 'experts.epochs'?",
+        ),
+        ("base.mirror=true", "BaseConfig has no field 'mirror'; did you mean 'base.paper.augmentation.mirror'?"),
         ("=1", "RunConfig has no field ''"),
         ("generalist.=1", "GeneralistConfig has no field ''"),
         ("generalist.epochs", "has no '='; write --set generalist.epochs=5"),

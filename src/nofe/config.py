@@ -17,7 +17,7 @@ from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
 from nofe.specialties import rule_named
-from nofe.suggestions import did_you_mean
+from nofe.suggestions import did_you_mean, either
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import require_precision
 
@@ -169,7 +169,9 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
     name, *rest = path
     kinds = typing.get_type_hints(type(value))
     if name not in kinds:
-        advice = did_you_mean(name, kinds)
+        before = setting.partition("=")[0].removesuffix(".".join(path))
+        further_in = [f"'{before}{field}'" for field in _fields_within(value, name)]
+        advice = f"did you mean {either(further_in)}?" if further_in else did_you_mean(name, kinds)
         raise UserError(f"--set {setting}: {type(value).__name__} has no field '{name}'; {advice}")
     inner = getattr(value, name)
     if rest:
@@ -182,6 +184,17 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
         raise UserError(f"--set {setting}: {name} is a group; set one of its fields: {fields}")
     else:
         changes[name] = _parsed(text, kinds[name], setting)
+
+
+def _fields_within(value: Any, name: str) -> list[str]:
+    """The paths from a value to all fields of this name: epochs, say, are those of a stage."""
+    found = []
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        found += [field.name] if field.name == name else []
+        if dataclasses.is_dataclass(inner):
+            found += [f"{field.name}.{path}" for path in _fields_within(inner, name)]
+    return found
 
 
 def _with_changes(value: Any, changes: dict[str, Any], within: str = "") -> Any:

@@ -1,7 +1,7 @@
 """What to say to a misspelt name, and how to say how many."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -9,6 +9,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name.lower(), known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(known)}"
+
+
+def either(names: Sequence[str]) -> str:
+    """One, two or three."""
+    *before, last = names
+    return f"{', '.join(before)} or {last}" if before else last
 
 
 def counted(number: int, thing: str, plural: str = "") -> str:
