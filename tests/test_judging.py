@@ -195,6 +195,17 @@ def test_other_images_are_judged_by_the_names_of_their_classes(given: Copied, tm
     assert "class 'eel' is not among the 4 of the run (1 such" in refusal("evaluate", run, "--dataset", place)
 
 
+def test_an_unreadable_image_that_is_removed_later_does_not_make_the_images_others(tmp_path: Path) -> None:
+    data = write_animals(tmp_path / "animals")
+    for part in ("train", "val"):
+        (data / part / "ant" / "broken.png").write_bytes(b"")
+    run = trained(data, tmp_path / "run", "--base", "none", "--skip-unreadable")
+    for part in ("val", "train"):
+        (data / part / "ant" / "broken.png").unlink()
+        assert figures(run, "--dataset", f"folder:{data}")["other_data"] is False
+    assert figures(run)["images"] == 8
+
+
 def test_unreadable_images_among_others(given: Copied, tmp_path: Path) -> None:
     _, run = given
     for name in COLOURS:
