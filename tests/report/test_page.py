@@ -24,7 +24,7 @@ from nofe.report import figures, page
 from nofe.report.page import report_if_possible, write_report
 from nofe.report.record import Record, read_record
 from nofe.report.text import specialties_at_a_glance, specialties_in_words
-from nofe.report.words import beyond_the_paper, recipe_rows, with_another_seed
+from nofe.report.words import RECIPE_HEAD, beyond_the_paper, recipe_rows, what_was_trained, with_another_seed
 from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.training.runtime import make_runtime
@@ -192,13 +192,43 @@ def test_settings_and_environment(run: Run) -> None:
     environment = run.read_json(runs.ENVIRONMENT)
     for said in (environment["device"], environment["date"], environment["versions"]["torch"], environment["python"]):
         assert said in text
-    assert "small: 8 classes, 80 test images" in text
+    images = run.read_json(runs.ENVIRONMENT)["data"]["images"]
+    assert f"small: 8 classes, {images['train']} training and 80 test images; data seed 0" in text
+    assert f"{environment['precision']}, 1 thread " in text
     assert "fully-balanced" in text
     recipe = dict(zip(*[page_of(run).tables[1][i] for i in (0, -1)], strict=True))
     assert recipe["network"] == "network of experts"
     assert recipe["epochs"] == "3"
     assert recipe["learning rate"] == "0.0005, a tenth after epochs 2 and 2"  # 8/12 and 10/12 of 3
     assert recipe["weight decay"] == "0.004"
+
+
+def test_what_was_left_out_of_images_and_branches_is_told(run: Run) -> None:
+    record = read_record(run)
+    data = record.environment["data"] | {"unreadable": {"train": ["a", "b"], "test": ["c"]}}
+    adapt = record.config["adapt"] | {"cut": "layer3", "branch_width": 0.5}
+    changed_record = dataclasses.replace(
+        record, environment=record.environment | {"data": data}, config=record.config | {"adapt": adapt}
+    )
+    said, plain = dict(what_was_trained(changed_record)), dict(what_was_trained(record))
+    assert "80 test images, without 3 unreadable images; data seed 0" in said["Data"]
+    assert said["Architecture"] == f"{plain['Architecture']}; experts from layer3 on; branches 0.5 as wide"
+    limited = record.config | {"adapt": record.config["adapt"] | {"parameters": 30_000}}
+    assert (
+        "to 30,000 parameters in all"
+        in dict(what_was_trained(dataclasses.replace(record, config=limited)))["Architecture"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "decayed"), [("caffe-sgd", "on batch norm too"), ("adamw", "on norms and biases too")]
+)
+def test_what_is_decayed_beside_the_weights_depends_on_the_optimizer(run: Run, optimizer: str, decayed: str) -> None:
+    record = read_record(run)
+    for norms, said in ((True, f"0.004, {decayed}"), (False, "0.004")):
+        experts = record.config["experts"] | {"optimizer": optimizer, "decay_norms": norms}
+        rows = recipe_rows(dataclasses.replace(record, config=record.config | {"experts": experts}))
+        assert rows[-1][RECIPE_HEAD.index("weight decay")] == said
 
 
 def test_hostile_names_are_shown_and_do_nothing(odd: Run) -> None:

@@ -272,7 +272,7 @@ def environment(record: Record) -> Html:
     versions = ", ".join(f"{name} {number}" for name, number in env["versions"].items() if number is not None)
     return described(
         [
-            ("Device", f"{env['device']}; {env['precision']}, {env['threads']} threads"),
+            ("Device", f"{env['device']}; {env['precision']}, {counted(env['threads'], 'thread')}"),
             ("Platform", f"{env['platform']}, Python {env['python']}, CUDA {env['cuda'] or 'none'}"),
             ("Versions", versions),
             ("Date", env["date"]),

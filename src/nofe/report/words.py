@@ -8,6 +8,7 @@ from typing import Any
 from nofe.report.record import Record
 from nofe.report.text import gain_in_words, network_name, span_in_words
 from nofe.specialties import rule_named
+from nofe.suggestions import counted
 
 RECIPE_HEAD = (
     "network", "epochs", "batch", "learning rate", "momentum", "weight decay", "augmentation", "also", "begins with",
@@ -43,7 +44,7 @@ def what_was_trained(record: Record) -> list[tuple[str, str]]:
     config = record.config
     return [
         ("Data", _data(record)),
-        ("Architecture", config["architecture"]),
+        ("Architecture", _architecture(config)),
         ("Experts", _experts(record)),
         ("Rule", _rule(config["specialties"])),
         ("Alternation", _alternation(config)),
@@ -52,11 +53,26 @@ def what_was_trained(record: Record) -> list[tuple[str, str]]:
 
 
 def _data(record: Record) -> str:
-    data = record.config["data"]
-    words = f"{data['name']}: {record.specialties.classes:,} classes, {record.test_images:,} {record.judged_by}"
+    data, images = record.config["data"], record.environment["data"]
+    words = f"{data['name']}: {record.specialties.classes:,} classes, "
+    if "images" in images:  # of older runs they were not counted
+        words += f"{images['images']['train']:,} training and "
+    words += f"{record.test_images:,} {record.judged_by}"
     if data["hold_out"]:
         words += f" ({data['hold_out']:.0%} of the training images)"
-    return f"{words}; data seed {data['seed']}, fingerprint {record.environment['data']['fingerprint']}"
+    if left_out := sum(map(len, images.get("unreadable", {}).values())):
+        words += f", without {counted(left_out, 'unreadable image')}"
+    return f"{words}; data seed {data['seed']}, fingerprint {images['fingerprint']}"
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    adapt = config.get("adapt", {})  # of older runs, none
+    said = {
+        f"experts from {adapt.get('cut')} on": adapt.get("cut"),
+        f"branches {adapt.get('branch_width', 1):g} as wide": adapt.get("branch_width", 1) != 1,
+        f"branches narrowed to {adapt.get('parameters', 0):,} parameters in all": adapt.get("parameters"),
+    }
+    return "; ".join([config["architecture"], *(words for words, holds in said.items() if holds)])
 
 
 def _experts(record: Record) -> str:
@@ -109,11 +125,18 @@ def _recipe(recipe: dict[str, Any], begins_with: str) -> tuple[str, ...]:
         f"{recipe['batch']}",
         f"{recipe['rate']:g}" + (f", a tenth after {_epochs(falls)}" if falls else ""),
         f"{recipe['momentum']:g}",
-        f"{recipe['weight_decay']:g}" + (", on batch norm too" if recipe.get("decay_norms") else ""),
+        f"{recipe['weight_decay']:g}" + _also_decayed(recipe),
         _augmentation(recipe["augmentation"]),
         "; ".join(beyond_the_paper(recipe)) or "-",
         begins_with,
     )
+
+
+def _also_decayed(recipe: Mapping[str, Any]) -> str:
+    if not recipe.get("decay_norms"):
+        return ""
+    is_caffes = recipe.get("optimizer", "caffe-sgd") == "caffe-sgd"  # which has a factor of its own for each layer
+    return ", on batch norm too" if is_caffes else ", on norms and biases too"
 
 
 def beyond_the_paper(recipe: Mapping[str, Any]) -> list[str]:
