@@ -107,8 +107,11 @@ def test_cannot_be_changed():
     ("labels", "columns", "message"),
     [
         ([], None, "specialty_of_class: is empty"),
-        ([[0, 1]], None, "has 2 dimensions"),
-        ([[0], [1, 2]], None, "not an array of numbers"),
+        (np.array([[0, 1]]), None, "has 2 dimensions"),
+        ([[0, 1], [2]], None, r"groups of classes, .* pass Specialties\.from_groups"),
+        (Specialties(LABELS).groups(), None, "groups of classes"),
+        ({"birds": [0, 1], "cats": [2]}, None, "groups of classes"),
+        ([0, 1, 1], [[0], [1, 2]], "columns: not an array of numbers"),
         ([0, 0.5], None, "fractions"),
         ([0, float("nan")], None, "not finite"),
         ([True, False], None, "holds bool values"),

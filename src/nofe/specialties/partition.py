@@ -214,6 +214,11 @@ class _Fields:
 
 
 def _checked_labels(specialty_of_class: npt.ArrayLike) -> IntArray:
+    if _are_groups(specialty_of_class):
+        raise UserError(
+            "specialty_of_class: groups of classes, where one number for each class belongs, such as [0, 0, 1]; pass "
+            "Specialties.from_groups(groups, classes)"
+        )
     labels = whole_numbers(specialty_of_class, "specialty_of_class")
     # More specialties than classes would leave one empty; asked first, so that a wild label counts nothing.
     if labels.min() < 0 or labels.max() >= len(labels):
@@ -229,6 +234,12 @@ def _checked_labels(specialty_of_class: npt.ArrayLike) -> IntArray:
             "or use from_labels_dropping_empty"
         )
     return labels
+
+
+def _are_groups(given: object) -> bool:
+    """What `groups` gives, or groups by name."""
+    in_turn = given if isinstance(given, list | tuple) else ()
+    return isinstance(given, Mapping) or any(np.iterable(each) and not isinstance(each, str) for each in in_turn)
 
 
 def _checked_columns(columns: npt.ArrayLike, count: int) -> IntArray:
