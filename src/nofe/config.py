@@ -189,11 +189,11 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
 def _fields_within(value: Any, name: str) -> list[str]:
     """The paths from a value to all fields of this name: epochs, say, are those of a stage."""
     found = []
-    for field in dataclasses.fields(value):
-        inner = getattr(value, field.name)
-        found += [field.name] if field.name == name else []
+    for known in dataclasses.fields(value):
+        inner = getattr(value, known.name)
+        found += [known.name] if known.name == name else []
         if dataclasses.is_dataclass(inner):
-            found += [f"{field.name}.{path}" for path in _fields_within(inner, name)]
+            found += [f"{known.name}.{path}" for path in _fields_within(inner, name)]
     return found
 
 

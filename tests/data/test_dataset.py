@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,8 @@ WRONG_SETS = {
     "narrow labels": (IMAGES, LABELS.astype(np.int32), "expected int64"),
     "label rows": (IMAGES, LABELS[:, None], "expected int64 of shape"),
     "too few labels": (IMAGES, LABELS[:1], "1 for 2 images"),
+    "tensors": (torch.from_numpy(IMAGES), torch.from_numpy(LABELS), "found Tensor and Tensor; .* np.asarray"),
+    "list": (IMAGES, [0, 1], "arrays of numpy, found ndarray and list"),
     "strided": (np.zeros((2, 3, 4, 8), np.uint8)[..., ::2], LABELS, "not contiguous"),
 }
 
@@ -72,6 +75,8 @@ def test_other_wrong_values_are_refused() -> None:
         Dataset("wide", ("a", "b"), wide, wide)
     with pytest.raises(UserError, match="test part holds no images"):
         dataclasses.replace(good, test=image_set([]))
+    with pytest.raises(UserError, match=r"has no test images; give some, or train on list\(zip\(images, labels\)\)"):
+        dataclasses.replace(good, test=None)
     with pytest.raises(UserError, match="grouping 'family' has 3 ids for 2 classes"):
         dataclasses.replace(good, groups={"family": (0, 1, 2)})
 

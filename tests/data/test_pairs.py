@@ -107,6 +107,7 @@ def test_what_cannot_be_used_is_named(item: Any, message: str) -> None:
 
 
 LISTED = [(photo(i), i % 2) for i in range(8)]
+PART = nofe.ImageSet(np.zeros((2, 3, 8, 8), np.uint8), np.arange(2))
 
 
 def test_what_random_split_gives_is_a_list_of_two_data_sets_and_not_two_images(tmp_path: Path) -> None:
@@ -137,6 +138,8 @@ class Endless(torch.utils.data.IterableDataset):
         (torch.utils.data.DataLoader(LISTED), "a DataLoader gives batches; pass its data set, loader.dataset"),
         ((LISTED, torch.utils.data.DataLoader(LISTED)), "list: test images: a DataLoader gives batches"),
         ({"train": LISTED}, r"training images: a dict has names; pass \(train, test\)"),
+        (PART, r"^dataset: an ImageSet is one part of it; pass nofe\.Dataset\("),
+        ((PART, PART), r"^dataset: an ImageSet is one part of it"),
         (set(range(4)), "training images: a set has no order; give a data set that can be indexed"),
         (Endless(), "Endless: training images: cannot be had by their number"),
         ([], "training images: there are none; give pairs of image and label"),

@@ -23,6 +23,9 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
+        if not (isinstance(images, np.ndarray) and isinstance(labels, np.ndarray)):
+            found = " and ".join(type(given).__name__ for given in (images, labels))
+            raise UserError(f"images and labels: expected arrays of numpy, found {found}; pass them through np.asarray")
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != 3:
             raise UserError(
                 f"images: expected uint8 of shape (N, 3, H, W), found {images.dtype} of shape {images.shape}; "
@@ -83,6 +86,11 @@ class Dataset:
 
     def __post_init__(self) -> None:
         _check_class_names(self.name, self.class_names)
+        if self.test is None:
+            raise UserError(
+                f"{self.name}: has no test images; give some, or train on list(zip(images, labels)), of which a part "
+                "is held out"
+            )
         for part, image_set in (("training", self.train), ("test", self.test)):
             _check_labels(f"{self.name}: {part} part", image_set.labels, self.classes)
         _check_same_size(self.name, self.train.shape, self.test.shape)

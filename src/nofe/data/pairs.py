@@ -74,6 +74,8 @@ def parts_of(dataset: Pairs | tuple[Pairs, Pairs | None]) -> tuple[Pairs, Pairs 
     """Training and test pairs of what somebody gave for them."""
     if isinstance(dataset, os.PathLike):
         raise UserError(f"dataset: a path; pass 'folder:{dataset}', a text, for the images below it")
+    if any(isinstance(each, ImageSet) for each in (dataset if isinstance(dataset, tuple) else (dataset,))):
+        raise UserError("dataset: an ImageSet is one part of it; pass nofe.Dataset(name, class_names, train=, test=)")
     if isinstance(dataset, list) and len(dataset) == 2 and all(map(_is_data_set, dataset)):
         raise UserError("dataset: a list of two data sets, as random_split gives; pass a tuple, (train, test)")
     if not isinstance(dataset, tuple):
