@@ -35,9 +35,9 @@ from nofe.data.folder import read_readable_images
 from nofe.evaluation import Predictions
 from nofe.experiments.measures import ten_crops
 from nofe.loading import open_finished
-from nofe.recipes import SUMMARIES
+from nofe.recipes import SMALL, SUMMARIES
 from nofe.runs import Run
-from nofe.specialties import RULES
+from nofe.specialties import RULES, exact
 from nofe.training.runtime import Runtime, make_runtime
 
 COLOURS = {"ant": (220, 30, 30), "bee": (220, 60, 30), "cow": (30, 30, 220), "dog": (30, 60, 220)}
@@ -875,6 +875,37 @@ def test_resuming_from_python_needs_no_settings_again(trained: tuple[Path, dict[
     assert again["config"] == trained[1]["config"]
     with pytest.raises(nofe.NofeError, match=r"specialties.count was 3, is 2"):
         nofe.train(folder, small_dataset(), experts=2, resume=True, device="cpu", quiet=True)
+
+
+def test_reuse_from_python(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nofe.pipeline.train_generalist", lambda *_: pytest.fail("is trained again"))
+    first, out = trained[0], tmp_path / "run"
+    settings = {"experts.epochs": 1, "generalist.epochs": 2, "base.by": "none"}
+    given = {"rule": "exact", "settings": settings, "quiet": True, "device": torch.device("cpu")}
+    nofe.train(out, small_dataset(), "alexnet-quick-c100", 3, reuse=first, kernels="together", **given)
+    assert Run(out).read(runs.GENERALIST) == Run(first).read(runs.GENERALIST)
+    with pytest.raises(nofe.NofeError, match=r"^--reuse .*absent: no run is here"):
+        nofe.train(tmp_path / "other", small_dataset(), reuse=[tmp_path / "absent"], **given)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"rule": exact}, r"^rule: not a name of nofe list but function; with one of your own, alternate by hand"),
+        ({"recipe": SMALL.experts}, r"^recipe: not a name of nofe list but ExpertsConfig; its fields are changed"),
+        (
+            {"settings": ["experts.epochs=1"]},
+            r"^settings: not a dictionary but list; give one such as \{'generalist\.epochs",
+        ),
+        ({"settings": "experts.epochs=1"}, r"^settings: not a dictionary but str"),
+    ],
+)
+def test_what_is_no_name_and_no_dictionary(given: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(nofe.NofeError, match=told):
+        nofe.train(tmp_path / "run", "glyphs", quiet=True, **given)
 
 
 def test_a_run_is_not_made_among_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

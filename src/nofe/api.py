@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nofe.architectures import architecture_named
 from nofe.architectures.adapt import Build
 from nofe.architectures.zoo import name_of, trust
@@ -14,6 +16,7 @@ from nofe.errors import UserError
 from nofe.files import expand_home
 from nofe.pipeline import train as run_pipeline
 from nofe.recipes import configured_or_resumed
+from nofe.reuse import donors_named
 from nofe.training.progress import Silent, progress_for_this_output
 from nofe.training.runtime import launched_runtime
 
@@ -64,10 +67,12 @@ def train(
     settings: Mapping[str, Any] | None = None,
     recipe: str | None = None,
     resume: bool = False,
-    device: str = "auto",
+    reuse: Sequence[Path | str] = (),
+    device: str | torch.device = "auto",
     precision: str | None = None,
     compile: bool | None = None,
     capture: bool | None = None,
+    kernels: str = "measure",
     checkpoint_seconds: float | None = None,
     sync_batch_norm: bool = False,
     workers: int = 0,
@@ -80,9 +85,12 @@ def train(
     training and one for testing, whose classes `class_names` names where they do not; `architecture` a function or
     class of a module that gives an nn.Module for a number of classes, known to the run as python:MODULE:NAME. Load the
     result with `nofe.load(out)`. With `resume` a run in `out` is gone on with: what is not given is as the run has it,
-    images in memory apart. In a script that torchrun starts, its processes train together, and each has the summary.
+    images in memory apart. Stages that the runs of `reuse` have trained alike are copied. In a script that torchrun
+    starts, its processes train together, and each has the summary.
     """
     out = expand_home(out)
+    _require_names_and_fields(rule, recipe, settings)
+    donors = donors_named([reuse] if isinstance(reuse, str | Path) else reuse)
     parts = None if isinstance(dataset, str | Dataset) else parts_of(dataset)
     if parts is None and class_names is not None:
         raise UserError("class_names: is for pairs of image and label; this data set names its classes, leave it out")
@@ -92,9 +100,10 @@ def train(
     if architecture is not None:
         trust(name_of(architecture))  # on every rank: `configure` is for the first alone
     with launched_runtime(
-        device,
+        str(device),
         compile=compile,
         capture=capture,
+        kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
         workers=workers,
@@ -114,7 +123,22 @@ def train(
             runtime=runtime,
             progress=Silent() if quiet else progress_for_this_output(),
             dataset=dataset if isinstance(dataset, Dataset) else None,
+            donors=donors,
         )
+
+
+def _require_names_and_fields(rule: object, recipe: object, settings: object) -> None:
+    """What a run can be repeated by is text."""
+    instead = {
+        "rule": "with one of your own, alternate by hand (docs/training.md)",
+        "recipe": "its fields are changed with settings={'experts.rate': 0.05}",
+    }
+    for what, given in (("rule", rule), ("recipe", recipe)):
+        if not isinstance(given, str | None):
+            raise UserError(f"{what}: not a name of nofe list but {type(given).__name__}; {instead[what]}")
+    if not isinstance(settings, Mapping | None):
+        kind = type(settings).__name__
+        raise UserError(f"settings: not a dictionary but {kind}; give one such as {{'generalist.epochs': 5}}")
 
 
 def _images_of(

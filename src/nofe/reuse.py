@@ -16,7 +16,8 @@ from nofe import config as configuration
 from nofe import runs
 from nofe.architectures.options import AdaptConfig
 from nofe.config import GROUPS, WEIGHTS, RunConfig
-from nofe.errors import NofeError
+from nofe.errors import NofeError, UserError
+from nofe.files import expand_home
 from nofe.runs import Run
 from nofe.stages import FILES_OF_STAGE, base_recipes, forget_experts
 from nofe.training.checkpoint import discard_checkpoints, stored_checkpoint
@@ -48,6 +49,15 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
             common, generalist=keys["generalist"], experts=configuration.unstructured(config.experts), **branches
         )
     return keys
+
+
+def donors_named(paths: Iterable[Path | str]) -> list[Path]:
+    """The folders of runs to take stages from, as somebody names them."""
+    donors = [expand_home(path) for path in paths]
+    for donor in donors:
+        if not (donor / runs.CONFIG).exists():
+            raise UserError(f"--reuse {runs.no_run_in(donor)}")
+    return donors
 
 
 def adopt(run: Run, config: RunConfig, donors: Iterable[Path]) -> list[str]:

@@ -107,8 +107,8 @@ def train(
     """
     from nofe import pipeline, runs
     from nofe.architectures.zoo import trust
-    from nofe.errors import UserError
     from nofe.report.text import comparison, specialties_at_a_glance
+    from nofe.reuse import donors_named
     from nofe.training.progress import Silent, progress_for_this_output
     from nofe.training.runtime import launched_runtime
 
@@ -123,9 +123,7 @@ def train(
         "base.by": base,
         "precision": precision,
     }
-    for donor in reuse or []:
-        if not (donor / runs.CONFIG).exists():
-            raise UserError(f"--reuse {runs.no_run_in(donor)}")
+    donors = donors_named(reuse or [])
     if architecture is not None:
         trust(architecture)
     with launched_runtime(
@@ -142,7 +140,7 @@ def train(
         progress = progress_for_this_output() if ranks.rank == 0 else Silent()
         if resume and not (folder / runs.CONFIG).exists():
             progress.say(f"{folder}: no run to go on with is here; starting one")
-        summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress, donors=reuse or [])
+        summary = pipeline.train(config, folder, resume=resume, runtime=runtime, progress=progress, donors=donors)
         if config.until != "base":
             progress.say(ranks.first(lambda: specialties_at_a_glance(folder)))
         progress.say(comparison(summary))
