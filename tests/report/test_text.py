@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from nofe.architectures import ARCHITECTURES
+from nofe.recipes import RECIPES
 from nofe.report.against import difference_in_words
 from nofe.report.text import (
     comparison,
@@ -54,6 +56,15 @@ def test_batches_that_are_cut_are_told() -> None:
 def test_a_network_that_reads_crops() -> None:
     said = images_in_words(PHOTOS | {"stored": 256, "read": 224, "usual": 4000})
     assert said.endswith("test images of 256 x 256 pixels, read as crops of 224 x 224")
+    line, hint = images_in_words(PHOTOS | {"stored": 64, "read": 32, "usual": None}).splitlines()
+    assert line.endswith("of 64 x 64 pixels, read as crops of 32 x 32")
+    assert hint.startswith("Of each image of 64 pixels a side small reads only 32, when it is judged the middle; bring")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_recipe_leaves_that_much_of_an_image_unread(name: str) -> None:
+    sizes = {"stored": ARCHITECTURES[name].image_size, "read": RECIPES[name].experts.augmentation.crop}
+    assert "reads only" not in images_in_words(PHOTOS | sizes)
 
 
 def test_a_comma_in_a_name_is_no_separator() -> None:

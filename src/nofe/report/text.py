@@ -13,6 +13,7 @@ from nofe.suggestions import counted
 
 SMALL = 64  # pixels a side that are made for small images: a photo loses more than in 224
 MUCH_LARGER = 2  # times
+MOST = 0.75  # of the side of an image: all recipes read more of it
 GLANCE = 20  # experts, and classes of each, that are listed when a training ends
 TOP = 5  # most probable classes, of which one should be the right one
 
@@ -78,6 +79,11 @@ def images_in_words(images: dict[str, Any]) -> str:
         said += (
             f"\nThe files are of about {usual:,} pixels a side, and {images['architecture']} reads {read}; details may "
             "be lost. --architecture timm:resnet18 --pretrained reads 224 (docs/networks.md)"
+        )
+    if read < MOST * stored:
+        said += (
+            f"\nOf each image of {stored} pixels a side {images['architecture']} reads only {read}, when it is judged "
+            f"the middle; bring images of about {read} pixels, or use a network that reads {stored} (docs/networks.md)"
         )
     if larger := images["larger_batches"]:
         fields = ", ".join(f"{field}={batch}" for field, batch in larger.items())
