@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from PIL import Image
 import nofe
 from nofe.cli import app
 from nofe.config import with_settings
+from nofe.experts.fused import FusedExperts
 from nofe.export import export_run
 from nofe.recipes import default_run
+from nofe.specialties import classes_moved, random_balanced
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
@@ -116,6 +119,22 @@ def draw_photos(folder: Path, names: list[str], rng: np.random.Generator) -> Non
 def test_the_example_of_conversion_runs(capsys: pytest.CaptureFixture[str]) -> None:
     run_blocks("networks.md")
     assert capsys.readouterr().out == "torch.Size([1, 8]) torch.Size([1, 8])\n"
+
+
+def test_the_example_of_alternating_by_hand_learns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a third of the images that it names."""
+    third = nofe.load_dataset("glyphs").hold_out(1 / 3, seed=0).test
+    monkeypatch.setattr(nofe, "load_dataset", lambda name: SimpleNamespace(train=third))
+    torch.manual_seed(0)
+    left = run_blocks("training.md")
+    *shares, accuracy = (float(line.split("%")[0]) for line in capsys.readouterr().out.splitlines())
+    assert shares[0] < shares[1] < shares[2]
+    assert accuracy > 10  # of 120 classes
+    start = random_balanced(120, 10, np.random.default_rng(0))
+    assert classes_moved(start, left["specialties"]) > 60
+    assert isinstance(left["network"].experts, FusedExperts)
 
 
 def test_the_examples_of_training_shipping_and_export_run(

@@ -52,7 +52,10 @@ class NetworkOfExperts(WithTrunk):
         return logits
 
     def fuse(self) -> bool:
-        """Run the experts as one from now on: the same function, faster. False, with a word, where that cannot be."""
+        """Run the experts as one from now on: the same function, faster. False, with a word, where that cannot be.
+
+        Their parameters are new ones, so an optimizer is made afterwards.
+        """
         if isinstance(self.experts, FusedExperts):
             return True
         try:
