@@ -201,6 +201,46 @@ def test_the_example_of_neighbours_runs(tmp_path: Path, monkeypatch: pytest.Monk
         assert min(picture.size) > 8
 
 
+# Symbols
+
+
+def symbols_in(text: str) -> Iterator[tuple[str, str]]:
+    """File and name of `report/page.py: page, draw`, and without a name of `report/page.py`."""
+    for file, names in re.findall(r"`((?:\w+/)*\w+\.py)(?:: ([\w., ]+))?`", text):
+        for name in names.split(", "):
+            yield file, name
+
+
+def is_defined(file: str, name: str) -> bool:
+    """At whatever depth the file lies; a method by its own name."""
+    own = name.rpartition(".")[2]
+    definition = re.compile(rf"^ *(?:(?:async )?def|class) {own}\b|^ *{own}(?:: .*)? = ", re.MULTILINE)
+    files = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob(Path(file).name)]
+    texts = [path.read_text() for path in files if path.as_posix().endswith(f"/{file}")]
+    return any(not own or definition.search(text) for text in texts)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=name_of)
+def test_what_is_said_to_be_in_a_file_is_there(page: Path) -> None:
+    assert [each for each in symbols_in(page.read_text()) if not is_defined(*each)] == []
+
+
+def test_the_paper_map_names_symbols_that_there_are() -> None:
+    table = (ROOT / "docs" / "paper-map.md").read_text().split("\n## ")[1]
+    cells = " ".join(row.split(" | ")[-1] for row in table.splitlines() if row.startswith("| "))
+    named = [(f"{module}.py", name) for module, name in re.findall(r"`([a-z_]+)\.(?!json|py)(\w+)`", cells)]
+    assert len(named) > 10
+    assert [each for each in named if not is_defined(*each)] == []
+
+
+def test_a_symbol_that_is_not_in_its_file_is_found() -> None:
+    text = "`report/page.py: page, absent`, `page.py`, `training/page.py`, `pipeline.train`, `metrics.jsonl`"
+    assert [each for each in symbols_in(text) if not is_defined(*each)] == [
+        ("report/page.py", "absent"),
+        ("training/page.py", ""),
+    ]
+
+
 # The command line
 
 
