@@ -44,7 +44,7 @@ def test_in_too_little_time_what_may_end_comes_first_and_the_rest_is_named(tmp_p
     assert [line.partition(" in ")[0] for line in said] == ["1/3 short: done"]
     assert (outcome.stopped, outcome.not_begun) == (["long"], ["longer"]), "time is not left unused"
     assert [note[0] for note in notes(tmp_path)] == ["begun", "ended", "begun", "stopped"]
-    assert outcome.in_words() == "1 were stopped (first: long); 1 were not begun (first: longer)"
+    assert outcome.in_words() == "1 stopped (first: long); 1 not begun (first: longer)"
 
 
 def test_how_long_jobs_take_is_learned_from_those_that_ended(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_runs_end_side_by_side_share_their_base_and_are_compared(shades: Path, t
 
 def test_the_command_says_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["sweep", "--architecture", "small", "--seeds", "1", "--experts", "2", "--minutes", "0"]
-    with pytest.raises(Exception, match=r"1 were not begun \(first: \S+-k2-seed0\); run the command again"):
+    with pytest.raises(Exception, match=r"1 not begun \(first: \S+-k2-seed0\); run the command again"):
         app([*arguments, "--device", "cpu", "--out", str(tmp_path)], standalone_mode=False)
     assert "The runs are in" in capsys.readouterr().out
 
@@ -136,11 +136,11 @@ def test_what_failed_is_not_gone_on_with(shades: Path, tmp_path: Path) -> None:
     [
         (Outcome(failed=["a"]), RunError, "sweep: 1 failed (first: a); each line above says why"),
         (Outcome(failed=["a", "b"], refused=["a"]), RunError, "sweep: 2 failed (first: a); each line above says why"),
-        (Outcome(stopped=["a"]), RunError, "sweep: 1 were stopped (first: a); run the command again to go on"),
+        (Outcome(stopped=["a"]), RunError, "sweep: 1 stopped (first: a); run the command again to go on"),
         (
             Outcome(failed=["a"], refused=["a"], not_begun=["b"]),
             UserError,
-            "sweep: 1 failed (first: a); 1 were not begun (first: b); run the command again to go on with those that "
+            "sweep: 1 failed (first: a); 1 not begun (first: b); run the command again to go on with those that "
             "did not fail",
         ),
     ],

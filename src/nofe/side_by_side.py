@@ -59,7 +59,7 @@ class Outcome:
 
     def in_words(self) -> str:
         """Nothing, if all is done."""
-        kinds = {"failed": self.failed, "were stopped": self.stopped, "were not begun": self.not_begun}
+        kinds = {"failed": self.failed, "stopped": self.stopped, "not begun": self.not_begun}
         return "; ".join(f"{len(names)} {what} (first: {names[0]})" for what, names in kinds.items() if names)
 
 
