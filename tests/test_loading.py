@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,23 @@ def test_images_of_another_size_are_told_what_to_do(shape: tuple[int, ...], ship
     assert preprocess is not None
     with pytest.raises(UserError, match=r"trained on bytes of shape \(N, 3, 32, 32\); read photos with network\.read"):
         preprocess(torch.zeros(shape, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        ("photo.jpg", r"^images: neither a tensor nor an array but str; read photos with network\.read"),
+        (Image.new("RGB", (32, 32)), "^images: neither a tensor nor an array but Image"),
+        (np.full((1, 3, 32, 32), 256, np.uint16), "whole numbers that are not from 0 to 255; scale them to bytes"),
+        (torch.full((1, 3, 32, 32), -1), "whole numbers that are not from 0 to 255"),
+    ],
+)
+def test_what_is_not_prepared(images: Any, told: str, shipped: Path) -> None:
+    preprocess: Any = nofe.load(shipped).preprocess
+    with pytest.raises(UserError, match=told):
+        preprocess(images)
+    good = torch.full((1, 3, 32, 32), 255)
+    assert torch.equal(preprocess(good), preprocess(good.to(torch.uint8)))
 
 
 class Averaging(nn.Module):

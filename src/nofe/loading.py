@@ -83,7 +83,12 @@ class FinishedRun:
 
     def preprocess(self, images: Tensor | NDArray[Any]) -> Tensor:
         """Bytes (N, 3, H, W), or floats from 0 to 1 as `nofe.train` takes them, to what the network reads."""
-        images = torch.as_tensor(images)
+        try:
+            images = torch.as_tensor(images)
+        except (TypeError, ValueError, RuntimeError) as error:
+            given = type(images).__name__
+            advice = "read photos with network.read"
+            raise UserError(f"images: neither a tensor nor an array but {given}; {advice}") from error
         if tuple(images.shape[1:]) != self.mean.shape:
             wanted = ", ".join(map(str, self.mean.shape))
             raise UserError(
@@ -97,6 +102,8 @@ class FinishedRun:
                     "gives, and leave normalising to the network"
                 )
             images = (255 * images).round()
+        elif images.dtype != torch.uint8 and bool((images.long() // 256).any()):
+            raise UserError("images: whole numbers that are not from 0 to 255; scale them to bytes (torch.uint8)")
         mean = torch.from_numpy(self.mean).to(images.device)
         return centre_crop(images.float() - mean, self.crop)
 
