@@ -35,6 +35,7 @@ SHORT = {
     "generalist.rate": 0.01,
     "experts.rate": 0.01,
 }
+BUILT = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(3600, 4))
 AS_OPTIONS = [option for name, value in SHORT.items() for option in ("--set", f"{name}={value}")]
 
 
@@ -161,6 +162,14 @@ def forget_architectures() -> None:
         (["--pretrained", "--weights", "x.pth"], "two sources of weights"),
         (["--weights", "nowhere.safetensors"], "no such file"),
         (["--architecture", "timm:nothing_like_it"], "timm has no such model"),
+        (
+            ["--architecture", "resnet50@64"],
+            "did you mean 'timm:resnet50@64', 'torchvision:resnet50@64' or 'resnet56-c100'?",
+        ),
+        (
+            ["--architecture", "python:test_any_run:BUILT"],
+            "is a network that is built already; name the function or class that builds one",
+        ),
         (
             ["--architecture", "timm:test_resnet@32", "--set", "experts.batch=1"],
             "experts.batch=1: timm:test_resnet@32 normalises a map of one pixel over the images of a batch; use 2 or",

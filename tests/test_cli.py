@@ -536,7 +536,7 @@ def test_without_a_command_there_is_help() -> None:
         (["--experts", "1"], "--experts 1: a network of experts needs at least 2"),
         (["--experts", "-3"], "--experts -3: a network of experts needs at least 2"),
         (["--experts", "5"], "--experts 5: more than the 4 classes of folder:"),
-        (["--architecture", "alexnet"], "architecture 'alexnet': no network has this name; did you mean 'alexnet-"),
+        (["--architecture", "alexnett"], "architecture 'alexnett': no network has this name; did you mean 'alexnet-"),
         (["--architecture", "zzz"], "no network has this name; choose from alexnet-c100"),
         (["--reuse", "nowhere"], "--reuse nowhere: no run is here (there is no config.json); name the folder of one"),
         (["--rule", "balanced"], "rule 'balanced': there is none; did you mean 'fully-balanced'?"),

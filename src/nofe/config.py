@@ -17,7 +17,7 @@ from nofe.errors import UserError
 from nofe.experts.stage import ExpertsConfig
 from nofe.generalist import GeneralistConfig
 from nofe.specialties import rule_named
-from nofe.suggestions import did_you_mean, either
+from nofe.suggestions import did_you_mean
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import require_precision
 
@@ -170,8 +170,8 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
     kinds = typing.get_type_hints(type(value))
     if name not in kinds:
         before = setting.partition("=")[0].removesuffix(".".join(path))
-        further_in = [f"'{before}{field}'" for field in _fields_within(value, name)]
-        advice = f"did you mean {either(further_in)}?" if further_in else did_you_mean(name, kinds)
+        further_in = [f"{before}{known}" for known in _fields_within(value, name)]
+        advice = did_you_mean(name, () if further_in else kinds, likely=further_in)
         raise UserError(f"--set {setting}: {type(value).__name__} has no field '{name}'; {advice}")
     inner = getattr(value, name)
     if rest:

@@ -4,11 +4,11 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest known name, or all of them."""
+def did_you_mean(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
+    """The nearest known name, after those that are likely, or all of them."""
     known = list(known)
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(known)}"
+    close = [f"'{each}'" for each in (*likely, *difflib.get_close_matches(name.lower(), known, n=1))]
+    return f"did you mean {either(close)}?" if close else f"choose from {', '.join(known)}"
 
 
 def either(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from nofe.architectures.nin import NIN_C100
 from nofe.architectures.resnet import RESNET56_C100
 from nofe.architectures.small import SMALL
 from nofe.architectures.vgg import VGG11_C100
-from nofe.architectures.zoo import SOURCES, is_zoo_name, zoo_architecture
+from nofe.architectures.zoo import SOURCES, is_zoo_name, names_in_libraries, zoo_architecture
 from nofe.errors import UserError
 from nofe.suggestions import did_you_mean
 
@@ -45,8 +45,8 @@ def architecture_named(name: str, cut: str = "") -> Architecture:
                 f"cut={cut}: {name} has a fixed place where it is cut; leave it out, or name another network"
             )
         return ARCHITECTURES[name]
-    known = [*ARCHITECTURES, *ADAPTED, *SOURCES]
-    raise UserError(f"architecture {name!r}: no network has this name; {did_you_mean(name, known)}")
+    advice = did_you_mean(name, [*ARCHITECTURES, *ADAPTED, *SOURCES], likely=names_in_libraries(name))
+    raise UserError(f"architecture {name!r}: no network has this name; {advice}")
 
 
 def summaries() -> dict[str, str]:

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,24 @@ _trusted: set[str] = set()
 
 def is_zoo_name(name: str) -> bool:
     return name.partition(":")[0] in ("timm", "torchvision", "python")
+
+
+def names_in_libraries(name: str) -> list[str]:
+    """What a network without a library before its name may be: resnet50 is one of timm's and one of torchvision's."""
+    known: dict[str, Callable[[], Iterable[str]]] = {
+        "timm": lambda: importlib.import_module("timm").list_models(),
+        "torchvision": lambda: torchvision_names(importlib.import_module("torchvision.models")),
+    }
+    found = []
+    for library, names in known.items():
+        with suppress(ImportError, RuntimeError):  # it is not installed, or does not fit torch
+            found += [f"{library}:{name}"] if name.partition("@")[0] in names() else []
+    return found
+
+
+def torchvision_names(models: Any) -> list[str]:
+    names: list[str] = models.list_models(module=models)  # without those of segmentation and detection
+    return names
 
 
 def trust(name: str) -> None:
@@ -142,7 +161,7 @@ def _timm_size(name: str, network: str, size: int | None) -> dict[str, Any]:
 
 def _torchvision(name: str, network: str, size: int | None) -> _Found:
     models = _imported("torchvision.models", name)
-    known = models.list_models(module=models)
+    known = torchvision_names(models)
     if network not in known:
         raise UserError(f"architecture {name!r}: torchvision has no such classifier; {_nearest(network, known)}")
     crop = models.get_model_weights(network).DEFAULT.transforms().crop_size
@@ -168,6 +187,11 @@ def _python(name: str, network: str, size: int | None) -> _Found:
             f"{module_name} first, or pass --trust-code (nofe train --resume: --architecture {name} again)"
         )
     function = getattr(_users_module(module_name, name), attribute, None)
+    if isinstance(function, nn.Module):
+        raise UserError(
+            f"architecture {name!r}: is a network that is built already; name the function or class that builds one "
+            "for a number of classes"
+        )
     if not callable(function):
         raise UserError(f"architecture {name!r}: {module_name} has no function {attribute}; check the spelling")
     try:
