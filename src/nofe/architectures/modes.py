@@ -72,7 +72,7 @@ def followed_in_both_modes(model: nn.Module, follow: Callable[[nn.Module], fx.Gr
     try:
         graphs = [follow(model.train(mode)) for mode in (True, False)]
     finally:
-        model.eval()  # at which timm's layers forget what they keep of weights: these were looked at, not computed
+        model.train()  # at which timm's layers forget what they keep of weights: these were looked at, not computed
         for module, was_training in modes.items():
             module.training = was_training
     if _random_states() != before:
