@@ -22,6 +22,7 @@ class Sleeping:
     lasts: float = 0.2
     expected: float = 0.0
     leaves_room: bool = True
+    until: str = ""  # another has begun; at the latest as long as it lasts
 
     def keys(self) -> set[str]:
         return {self.stage or self.name}
@@ -36,12 +37,17 @@ def sleep(job: Sleeping) -> None:
     before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     note(job, f"begun {os.getpid()}")
     end = time.monotonic() + job.lasts
-    while time.monotonic() < end and not told:
+    while time.monotonic() < end and not told and not (job.until and has_begun(job.until, job.folder)):
         time.sleep(0.02)
     note(job, "stopped" if told else "ended")
     signal.signal(signal.SIGTERM, before)
     if told:
         raise RunError(f"{job.name}: told to stop")
+
+
+def has_begun(name: str, folder: Path) -> bool:
+    notes = [line.split() for line in (folder / "notes").read_text().splitlines()]
+    return any(note[0] == "begun" and note[-1] == name for note in notes)
 
 
 def note(job: Sleeping, what: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from nofe.forecast import Forecast, Left
 from nofe.side_by_side import _next, _that_begin_at_once, run_side_by_side
 from nofe.training.runtime import share_of_each
-from side_by_side_program import Sleeping, sleep
+from side_by_side_program import Sleeping, has_begun, sleep
 
 
 def notes(folder: Path) -> list[list[str]]:
@@ -32,6 +32,19 @@ def test_jobs_with_a_stage_in_common_go_one_after_another(tmp_path: Path) -> Non
     assert sorted(line.split()[1] for line in said) == ["a1:", "a2:", "b:"]
     of_a = [note[0] for note in notes(tmp_path) if note[-1].startswith("a")]
     assert of_a == ["begun", "ended", "begun", "ended"]
+
+
+def test_who_waits_for_a_stage_does_not_wait_for_what_comes_after_it(tmp_path: Path) -> None:
+    """Experts of another number have the same base: they begin when it is trained, and not when the run has ended."""
+    jobs = [Sleeping("a1", tmp_path, "a", lasts=60, until="a2"), Sleeping("a2", tmp_path, "a")]
+
+    def trained_by(job: Sleeping) -> set[str]:
+        return {"a"} if job.name == "a1" and (tmp_path / "notes").exists() and has_begun("a1", tmp_path) else set()
+
+    began = time.monotonic()
+    assert run_side_by_side(jobs, sleep, at_once=2, trained_by=trained_by).in_words() == ""
+    assert [note[0] for note in notes(tmp_path)][:2] == ["begun", "begun"]
+    assert time.monotonic() - began < 60
 
 
 def test_in_too_little_time_what_may_end_comes_first_and_the_rest_is_named(tmp_path: Path) -> None:

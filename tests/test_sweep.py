@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import small_run
+from nofe import runs
 from nofe.cli import app
 from nofe.cli.experiments import _require_all_done
 from nofe.config import with_settings
@@ -54,6 +55,16 @@ def test_runs_end_side_by_side_share_their_base_and_are_compared(shades: Path, t
     assert f"{mean:.2f} ±" in row
     again = sweep(jobs, tmp_path, TrainingOptions("cpu"), at_once=1, say=said.append)
     assert again.in_words() == "", "nothing is left to do"
+
+
+def test_a_run_begins_as_soon_as_the_base_that_it_shares_is_trained(shades: Path, tmp_path: Path) -> None:
+    """The first has its generalist and its experts still to train."""
+    config = with_settings(default_run("alexnet-quick-c100", f"folder:{shades}"), SHORT)
+    jobs = trainings(with_settings(config, ["generalist.epochs=100"]), [0], [2, 4])
+    assert sweep(jobs, tmp_path, TrainingOptions("cpu"), at_once=2).in_words() == ""
+    first, second = (tmp_path / job.name for job in jobs)
+    assert (second / runs.CONFIG).stat().st_mtime < (first / runs.GENERALIST).stat().st_mtime
+    assert (second / runs.BASE).read_bytes() == (first / runs.BASE).read_bytes()
 
 
 def test_the_command_says_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,13 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
     return keys
 
 
+def trained_so_far(run: Run, config: RunConfig) -> set[str]:
+    """The keys of the stages that a run of this configuration, under way perhaps, has left files of, which nobody
+    reads here."""
+    listed = run.listed()
+    return {key for stage, key in stage_keys(config).items() if listed.issuperset(FILES_OF_STAGE[stage])}
+
+
 def donors_named(paths: Iterable[Path | str]) -> list[Path]:
     """The folders of runs to take stages from, as somebody names them."""
     donors = [expand_home(path) for path in paths]

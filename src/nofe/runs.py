@@ -125,6 +125,10 @@ class Run:
         expected, file = self._manifest().get(name), self.file(name)
         return expected is not None and file.exists() and hashlib.sha256(_content(file)).hexdigest() == expected
 
+    def listed(self) -> set[str]:
+        """Files that were finished once. They are not read, so they may be gone or damaged."""
+        return set(self._manifest())
+
     def damaged(self) -> list[str]:
         """Files that were finished once and are gone or changed."""
         return [name for name in self._manifest() if not self.has(name)]

@@ -71,6 +71,7 @@ def run_side_by_side(
     minutes: float | None = None,
     gone_in: float | None = None,
     trained: Set[str] = frozenset(),
+    trained_by: Callable[[AnyJob], Set[str]] = lambda job: frozenset(),
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """`work`, which must be a function that another process can import, on every job, so many at a time.
@@ -79,7 +80,8 @@ def run_side_by_side(
     and is raised as Interrupted. Where checkpoints are `gone_in` so many minutes, with the machine, a job begins only
     if it and all that are under way are likely to end by then, though they may have to stop and go on before; and there
     are no more processes than can begin at once: the fewer they are, the larger is each one's share of the GPU. Stages
-    of the keys in `trained` are there already.
+    of the keys in `trained` are there already; those that a job under way has finished so far are `trained_by` it, and
+    whoever waits for one of them need not wait for the rest of that job.
     """
     from nofe.training.runtime import share_beside_others, sharing_the_gpu
 
@@ -90,19 +92,26 @@ def run_side_by_side(
     with _signals_as_exceptions(), sharing_the_gpu(at_once) if at_once > 1 else nullcontext():
         crew = _Crew(work, at_once, trained)
         try:
-            return _run_all(list(jobs), crew, ends, Forecast(share_beside_others(at_once)), say)
+            return _run_all(list(jobs), crew, ends, Forecast(share_beside_others(at_once)), trained_by, say)
         finally:
             crew.dismiss()
 
 
 def _run_all(
-    waiting: list[AnyJob], crew: "_Crew[AnyJob]", ends: Ends, forecast: Forecast, say: Callable[[str], None]
+    waiting: list[AnyJob],
+    crew: "_Crew[AnyJob]",
+    ends: Ends,
+    forecast: Forecast,
+    trained_by: Callable[[AnyJob], Set[str]],
+    say: Callable[[str], None],
 ) -> Outcome:
     began: dict[str, float] = {}
     failed: list[str] = []
     refused: list[str] = []
     count, finished = len(waiting), 0
     while (waiting or crew.at_work) and (left := ends.left).to_stop > 0:
+        if waiting and crew.idle:
+            crew.trained.update(*map(trained_by, crew.at_work.values()))
         while crew.idle and (job := _next(waiting, crew, left, forecast)) is not None:
             waiting.remove(job)
             began[job.name] = time.monotonic()

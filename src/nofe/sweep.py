@@ -14,7 +14,7 @@ from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import is_listed
 from nofe.errors import UserError
 from nofe.report.text import table
-from nofe.reuse import stage_keys
+from nofe.reuse import stage_keys, trained_so_far
 from nofe.run_images import held_out, read_dataset
 from nofe.runs import Run
 from nofe.side_by_side import Outcome, run_side_by_side
@@ -77,7 +77,11 @@ def sweep(
         require_outside_images(job.config, folder / job.name)
     require_fitting_jobs(jobs, folder)
     work = partial(_train, folder=folder, options=options)
-    return run_side_by_side(jobs, work, at_once=at_once, minutes=minutes, say=say)
+
+    def trained_by(job: Training) -> set[str]:
+        return trained_so_far(Run(folder / job.name), job.config)
+
+    return run_side_by_side(jobs, work, at_once=at_once, minutes=minutes, trained_by=trained_by, say=say)
 
 
 def require_fitting_jobs(jobs: Sequence[Training], folder: Path) -> None:

@@ -31,7 +31,7 @@ from nofe.experiments.results import add_to_result, file_hdcnn, file_result, res
 from nofe.experiments.table import Experiment
 from nofe.experiments.tables import experiments_by_name
 from nofe.files import expand_home
-from nofe.reuse import stage_keys
+from nofe.reuse import stage_keys, trained_so_far
 from nofe.runs import Run
 from nofe.side_by_side import SECONDS_TO_STOP, Outcome, end_with_the_parent, run_side_by_side
 
@@ -151,6 +151,10 @@ def trained_in(runs_of: Path) -> set[str]:
     return found
 
 
+def _trained_by(job: Job, runs_of: Path) -> set[str]:
+    return set().union(*(trained_so_far(run, job.config) for run in job.folders(runs_of)))
+
+
 def _epochs_in(run: Run) -> dict[str, int]:
     epochs: dict[str, int] = {}
     for line in run.metrics():
@@ -200,6 +204,7 @@ def reproduce(
         minutes=None if minutes is None else minutes - spent,
         gone_in=None if gone_in is None else gone_in - spent,
         trained=trained_in(workshop.runs),
+        trained_by=partial(_trained_by, runs_of=workshop.runs),
         say=say,
     )
     unfinished = {*outcome.failed, *outcome.stopped, *outcome.not_begun}
