@@ -398,7 +398,7 @@ def test_the_evidence_of_a_claim_is_laid_out_by_comparison() -> None:
     idle = Comparison("c and d", (56.0, 56.5, 57.0), (1.0, 1.0, 1.0))
     open_ = Comparison("e and f", (56.0,), ())
     known = replace(held, remark="both are one network")
-    of_held, of_idle, of_open, of_known = comparisons_table([held, idle, open_, known])[2:]
+    of_held, of_idle, of_open, of_known = comparisons_table([held, idle, open_, known]).splitlines()[2:]
     assert of_known == of_held.replace("| held |", "| held: both are one network |")
     assert of_held == "| a and b | 56.50 | 55.20 | +1.30 | 3, 3 | 0.032 | held |"
     assert of_idle.startswith("| c and d | 56.50 | 1.00 | +55.50 | 3, 3 |  | not judged: runs learned nothing, 3 of 3")
@@ -500,7 +500,7 @@ def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
         "figure-3": "accuracy on its 10 specialties",
         "specialty-sizes": "accuracy on its specialties",
     }.items():
-        assert f"| | {measure} | each run |" in sections[TABLES[name].title]
+        assert f"|  | {measure} | each run |" in sections[TABLES[name].title]
         assert f"{measure} %, mean and deviation" in table_in_words(TABLES[name], [quick])
     retrieval = sections[TABLES["retrieval"].title]
     assert "top-1" not in retrieval
@@ -518,7 +518,7 @@ def test_imagenet_is_judged_by_ten_crops_as_the_paper_does(quick: dict[str, Any]
     row = next(row for row in TABLES["imagenet"].rows if row.label == "fully-balanced, K=10")
     crops = {"experts": {"top_1": 0.6, "top_5": 0.8}}
     page = results_page([on_imagenet(quick, row, ten_crops=crops)], BENCHMARKS)
-    assert "| | top-1 by ten crops | each run | paper |" in page
+    assert "|  | top-1 by ten crops | each run | paper |" in page
     assert "| fully-balanced, K=10 | 60.00 (n=1) | 60.00 | 61.29 | -1.29 | 80.00 | 1 |" in page
     assert Index([on_imagenet(quick, row)]).of(row) == [], "one crop is another measure"
 

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from nofe.experiments.claims import judged
 from nofe.experiments.comparison import FEWEST_RUNS, LEVEL, Comparison, Judged
 from nofe.experiments.index import Index
+from nofe.report.text import markdown_table
 
 
 def claims_section(index: Index) -> str:
     """A checklist; what each verdict rests on is in the evidence."""
-    claims = judged(index)
-    checklist = ["| claim | by these results | differences | comparisons |", "|---|---|---|---|"]
-    checklist += [
-        f"| [{each.claim}](#{anchor(each.claim)}) | **{each.verdict}** | {differences(each)} | {each.counts} |"
-        for each in claims
+    rows = [
+        (f"[{each.claim}](#{anchor(each.claim)})", f"**{each.verdict}**", differences(each), each.counts)
+        for each in judged(index)
     ]
+    checklist = markdown_table(("claim", "by these results", "differences", "comparisons"), rows)
     words = (
         f"A difference counts from {FEWEST_RUNS} runs on each side, when Welch's t test, two-sided, rejects chance at "
         f"{LEVEL:.0%}; smaller ones are too close to call. A claim is made of all its comparisons: one that is not "
         "held refutes it. Differences are in points, in favour of the claim if positive."
     )
-    return "\n".join(["## The paper's claims", "", *checklist, "", words])
+    return "\n".join(["## The paper's claims", "", checklist, "", words])
 
 
 def evidence_section(index: Index) -> str:
@@ -33,7 +33,7 @@ def evidence_section(index: Index) -> str:
         f"{LEVEL:.0%}. {_if_seeds_count_once(index)}"
     )
     tables = [
-        part for each in judged(index) for part in ("", f"### {each.claim}", "", *comparisons_table(each.comparisons))
+        part for each in judged(index) for part in ("", f"### {each.claim}", "", comparisons_table(each.comparisons))
     ]
     return "\n".join(["## Claims by their comparisons", "", words, *tables])
 
@@ -68,15 +68,14 @@ def _if_seeds_count_once(index: Index) -> str:
     )
 
 
-def comparisons_table(comparisons: Sequence[Comparison]) -> list[str]:
+def comparisons_table(comparisons: Sequence[Comparison]) -> str:
     """Of each the mean of the network that is claimed to be above, and of the other."""
-    lines = ["| compared | the first | the second | difference | n | p | outcome |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for each in comparisons:
         above, below = (statistics.mean(figures) if figures else None for figures in (each.above, each.below))
         means = ("" if mean is None else f"{mean:.2f}" for mean in (above, below))
         difference = "" if above is None or below is None else f"{above - below:+.2f}"
         chance = "" if each.chance is None else f"{each.chance:.2g}"
         outcome = ": ".join(part for part in (each.outcome, each.why or each.remark) if part)
-        cells_of_one = (each.words, *means, difference, f"{len(each.above)}, {len(each.below)}", chance, outcome)
-        lines.append("| " + " | ".join(cells_of_one) + " |")
-    return lines
+        rows.append((each.words, *means, difference, f"{len(each.above)}, {len(each.below)}", chance, outcome))
+    return markdown_table(("compared", "the first", "the second", "difference", "n", "p", "outcome"), rows)

@@ -20,7 +20,7 @@ from nofe.experiments.readme import NAMES, comparison_table
 from nofe.experiments.reproduce import Filed, Job
 from nofe.experiments.table import Row, Table
 from nofe.experiments.tables import TABLES, base_of_same_recipe, experiments_of, row_of, tables_named
-from nofe.report.text import all_of, listed, span_in_words
+from nofe.report.text import all_of, listed, markdown_table, span_in_words
 from nofe.side_by_side import AT_ONCE
 
 Result = Mapping[str, Any]
@@ -109,25 +109,20 @@ def _experts_otherwise(name: str, index: Index) -> Iterator[str]:
 
 def missing_section(filed: Filed, growth: Growth) -> str:
     """What was not reached, why, and what it would cost; in the terminal `--list` has it by row."""
-    lines = []
+    rows = []
     for table in TABLES.values():
-        rows = [row.label for row in table.rows if not _is_measured(row, filed)]
-        if not rows:
+        lacking = [row.label for row in table.rows if not _is_measured(row, filed)]
+        if not lacking:
             continue
         alone, beside = (
             "" if left.unknown else str(left)
             for left in (left_of(table.experiments(), FEWEST_RUNS, filed, growth, count) for count in (1, AT_ONCE))
         )
-        which = "all" if len(rows) == len(table.rows) else "; ".join(rows)
-        lines.append(f"| [{table.name}](#{anchor(table.title)}) | {which} | {table.reason} | {alone} | {beside} |")
-    if not lines:
+        which = "all" if len(lacking) == len(table.rows) else "; ".join(lacking)
+        rows.append((f"[{table.name}](#{anchor(table.title)})", which, table.reason, alone, beside))
+    if not rows:
         return ""
-    head = [
-        "## What is not measured",
-        "",
-        f"| table | rows with fewer than {FEWEST_RUNS} seeds | why | GPU minutes | side by side |",
-        "|---|---|---|---|---|",
-    ]
+    head = ("table", f"rows with fewer than {FEWEST_RUNS} seeds", "why", "GPU minutes", "side by side")
     of_paper = experiments_of(tables_named(["all"]))
     missing, whole = (
         " or ".join(str(left_of(of_paper, FEWEST_RUNS, there, growth, count)) for count in (1, AT_ONCE))
@@ -138,7 +133,7 @@ def missing_section(filed: Filed, growth: Growth) -> str:
         f"network was timed so. Tables share stages: all of the paper's on CIFAR-100 together are {missing}. To train "
         f"those that are measured anew, too, would be {whole}."
     )
-    return "\n".join([*head, *lines, "", words])
+    return "\n".join(["## What is not measured", "", markdown_table(head, rows), "", words])
 
 
 def _is_measured(row: Row, filed: Filed) -> bool:
@@ -147,21 +142,15 @@ def _is_measured(row: Row, filed: Filed) -> bool:
 
 def table_section(table: Table, index: Index, drawn: Mapping[str, bytes], missing: str) -> str:
     measured = {row.label: index.of(row) for row in table.rows}
-    lines = [
-        f"## {table.title}",
-        "",
-        f"| | {table.measure} | each run | paper | difference | top-5 | parameters | seconds | experts |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ("", table.measure, "each run", "paper", "difference", "top-5", "parameters", "seconds", "experts")
+    rows = []
     for row in table.rows:
         label, accuracy, *rest = cells(row, measured[row.label])
         each = ", ".join(f"{one.accuracy:.2f}" for one in measured[row.label])
-        lines.append(
-            "| " + " | ".join([label, accuracy, each, *rest, specialties_in_words(measured[row.label])]) + " |"
-        )
+        rows.append((label, accuracy, each, *rest, specialties_in_words(measured[row.label])))
     found = [one for ones in measured.values() for one in ones]
     notes = (provenance(found), missing, table.note, *notes_on(table, measured))
-    lines += ["", *remarks(table, *notes)]
+    lines = [f"## {table.title}", "", markdown_table(head, rows), "", *remarks(table, *notes)]
     if (picture := f"{table.name}.png") in drawn:
         lines += ["", f"![{table.title}](figures/{picture})"]
     return "\n".join(lines)
@@ -218,7 +207,7 @@ def notes_on(table: Table, measured: Mapping[str, Sequence[Measured]]) -> list[s
 
 def recipes_section() -> str:
     """Of the networks of Table 3: where seconds and figures come from."""
-    lines = ["| network | stage | recipe |", "|---|---|---|"]
+    rows = []
     for architecture in PAPER_TABLE_3:
         config = to_json(row_of("table-3", f"{architecture}: experts").experiment.config)
         recipes = {
@@ -226,14 +215,14 @@ def recipes_section() -> str:
             "generalist": config["generalist"],
             "experts, and base by their recipe": config["experts"],
         }
-        lines += [f"| {architecture} | {stage} | {recipe_in_words(recipe)} |" for stage, recipe in recipes.items()]
+        rows += [(architecture, stage, recipe_in_words(recipe)) for stage, recipe in recipes.items()]
     words = (
         "As in the paper or the release; [paper-map.md](paper-map.md) has where they differ, and which of them each "
         "recipe follows. Two things are of neither: ResNet56-C100 averages batch norm with 0.9, and its experts' "
         "recipe decays batch norm ([decision 9](decisions/0009-batch-norm-in-resnet56.md)). When the experts' epochs "
         "begin, their trunk has had the generalist's."
     )
-    return "\n".join(["## Recipes", "", words, "", *lines])
+    return "\n".join(["## Recipes", "", words, "", markdown_table(("network", "stage", "recipe"), rows)])
 
 
 def missing_in_words(table: Table, filed: Filed) -> str:
@@ -297,9 +286,7 @@ def retrieval_section(index: Index, drawn: Mapping[str, bytes], missing: str) ->
         "Precision: the share of the 1, 3 and 10 nearest test images that have the class of the query, over all test "
         "images, in per cent; by features of the expert of the predicted class, and of the base.",
         "",
-        "| " + " | ".join(RETRIEVAL_HEAD) + " |",
-        "|---|---|---|---|---|",
-        *("| " + " | ".join(line) + " |" for line in retrieval_cells(index)),
+        markdown_table(RETRIEVAL_HEAD, retrieval_cells(index)),
         "",
         *remarks(RETRIEVAL, missing, RETRIEVAL.note),
     ]
@@ -322,6 +309,10 @@ def inference_section(index: Index) -> str:
             times[name].append(by_batch)
     if not times:
         return ""
+    rows = [
+        (name, *(f"{statistics.mean(by_batch[batch] for by_batch in of_runs):.3f}" for batch in ("1", "256")))
+        for name, of_runs in times.items()
+    ]
     lines = [
         "## NIN-C100: time of inference",
         "",
@@ -329,38 +320,34 @@ def inference_section(index: Index) -> str:
         "experts and fine components run as one, steps captured where the device can. "
         "The paper: 7.1 ms for its experts, 14.7 ms for HD-CNN.",
         "",
-        "| network | batch 1 | batch 256 |",
-        "|---|---|---|",
+        markdown_table(("network", "batch 1", "batch 256"), rows),
     ]
-    for name, of_runs in times.items():
-        each = (f"{statistics.mean(by_batch[batch] for by_batch in of_runs):.3f}" for batch in ("1", "256"))
-        lines.append(f"| {name} | " + " | ".join(each) + " |")
     return "\n".join(lines)
 
 
 def cost_section(steps: Sequence[Step]) -> str:
     """Generalist and experts against the base by the same recipe; the paper has 0.5 and 1."""
-    lines = []
+    rows: list[tuple[str, ...]] = []
     for row in TABLES["table-3"].rows:
         if not row.label.endswith(": experts"):
             continue
         config = row.experiment.config
         cost = cost_of(config, CIFAR_IMAGES, steps)
         if cost is None:
-            lines.append(f"| {config.architecture} | not measured | | | | | |")
+            rows.append((config.architecture, "not measured", "", "", "", "", ""))
             continue
         minutes = (f"{seconds / 60:.1f}" for seconds in (cost.base, cost.generalist, cost.experts))
         ratios = (f"{seconds / cost.base:.2f}" for seconds in (cost.generalist, cost.experts))
         link = f"[{Path(cost.step.file).stem}](../benchmarks/results/{cost.step.file})"
-        lines.append("| " + " | ".join((config.architecture, *minutes, *ratios, link)) + " |")
-    head = [
+        rows.append((config.architecture, *minutes, *ratios, link))
+    parts = ("base, minutes", "generalist", "experts", "generalist / base", "experts / base")
+    lines = [
         "## Training time against the base by the same recipe",
         "",
         "Computed, not timed as a whole: milliseconds of a training step alone on the GPU, compiled and captured, "
         "times the steps of the recipes; K=10, without compiling, evaluation and updates of the specialties. The "
         "paper: generalist 0.5, experts 1. [speed.md](speed.md) has the steps, and inference.",
         "",
-        "| network | base, minutes | generalist | experts | generalist / base | experts / base | steps from |",
-        "|---|---|---|---|---|---|---|",
+        markdown_table(("network", *parts, "steps from"), rows),
     ]
-    return "\n".join([*head, *lines])
+    return "\n".join(lines)

@@ -9,6 +9,7 @@ from typing import Any
 from nofe.config import from_json, to_json
 from nofe.experiments.index import Index, age
 from nofe.experiments.page import mean_and_deviation
+from nofe.report.text import markdown_table
 from nofe.report.words import beyond_the_paper
 
 Result = Mapping[str, Any]
@@ -49,16 +50,12 @@ def _run_section(group: Sequence[Result]) -> str:
         figures = [100 * result["networks"][network]["accuracy"] for result in group]
         seconds = statistics.mean(result["networks"][network]["seconds"] for result in group)
         each = ", ".join(f"{figure:.2f}" for figure in figures)
-        rows.append(
-            f"| {NAMES.get(network, network)} | {mean_and_deviation(figures)} | {each} "
-            f"| {first['networks'][network]['parameters']:,} | {seconds:.0f} |"
-        )
+        parameters = f"{first['networks'][network]['parameters']:,}"
+        rows.append((NAMES.get(network, network), mean_and_deviation(figures), each, parameters, f"{seconds:.0f}"))
     lines = [
         f"### {_title(group)}",
         "",
-        "| network | accuracy | each run | parameters | seconds |",
-        "|---|---|---|---|---|",
-        *rows,
+        markdown_table(("network", "accuracy", "each run", "parameters", "seconds"), rows),
         "",
         *_gain(group),
         *_groups(group),

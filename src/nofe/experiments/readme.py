@@ -6,6 +6,7 @@ from nofe.experiments.index import Index
 from nofe.experiments.page import mean_and_deviation
 from nofe.experiments.paper_tables import PAPER_TABLE_3, label_as_long
 from nofe.experiments.tables import base_of_same_recipe, row_of
+from nofe.report.text import markdown_table
 
 BEGIN, END = "<!-- made by nofe results -->", "<!-- end -->"
 NAMES = {
@@ -18,10 +19,7 @@ NAMES = {
 
 
 def comparison_table(index: Index) -> str:
-    lines = [
-        "| network | base | base, longer | experts | gain | paper: base | paper: experts |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, of_paper in PAPER_TABLE_3.items():
         longer, of_experts = (row_of("table-3", label) for label in (label_as_long(name), f"{name}: experts"))
         base, as_long, experts = (
@@ -29,9 +27,9 @@ def comparison_table(index: Index) -> str:
         )
         gain = f"{statistics.mean(experts) - statistics.mean(base):+.2f}" if base and experts else ""
         measured = (mean_and_deviation(each) for each in (base, as_long, experts))
-        figures = (*measured, gain, *(f"{each:.2f}" for each in of_paper))
-        lines.append("| " + " | ".join((NAMES[name], *figures)) + " |")
-    return "\n".join(lines)
+        rows.append((NAMES[name], *measured, gain, *(f"{each:.2f}" for each in of_paper)))
+    head = ("network", "base", "base, longer", "experts", "gain", "paper: base", "paper: experts")
+    return markdown_table(head, rows)
 
 
 def with_table(readme: str, table: str) -> str:

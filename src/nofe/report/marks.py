@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nofe.report.text import all_of
+from nofe.report.text import all_of, markdown_table
 
 GPU, CPU = "nvidia-h200", "amd-epyc-2-cores"
 SHARE = 25  # per cent of the GPU that each of 8 runs may use
@@ -64,12 +64,9 @@ def link_to(file: Path) -> str:
 
 
 def marks_in_words(folder: Path) -> str:
-    """A table in Markdown."""
-    rows = [
-        f"| {mark.what} | {mark.aim} | {mark.measured} | {', '.join(map(link_to, mark.files))} |\n"
-        for mark in marks(folder)
-    ]
-    return "".join([f"{AIMED_AT}\n\n| what | aim | measured | files |\n|---|---|---|---|\n", *rows]) if rows else ""
+    """A table in Markdown; nothing where nothing has been measured."""
+    rows = [(mark.what, mark.aim, mark.measured, ", ".join(map(link_to, mark.files))) for mark in marks(folder)]
+    return f"{AIMED_AT}\n\n{markdown_table(('what', 'aim', 'measured', 'files'), rows)}\n" if rows else ""
 
 
 def _beside_the_base(*paths: Path) -> str:

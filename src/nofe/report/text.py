@@ -233,3 +233,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join([first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True))])
 
     return "\n".join([aligned(head), "  ".join("-" * width for width in widths), *map(aligned, rows)])
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    titles, *body = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([titles, "|---" * len(head) + "|", *body])
