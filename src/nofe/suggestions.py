@@ -1,7 +1,7 @@
-"""What to say to a misspelt name, and how to say how many."""
+"""What to say to a misspelt name, and lists and counts in words."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
@@ -11,10 +11,19 @@ def did_you_mean(name: str, known: Iterable[str], likely: Iterable[str] = ()) ->
     return f"did you mean {either(close)}?" if close else f"choose from {', '.join(known)}"
 
 
-def either(names: Sequence[str]) -> str:
+def either(words: Iterable[str]) -> str:
     """One, two or three."""
-    *before, last = names
-    return f"{', '.join(before)} or {last}" if before else last
+    return _joined(words, "or")
+
+
+def all_of(words: Iterable[str]) -> str:
+    """One, two and three."""
+    return _joined(words, "and")
+
+
+def _joined(words: Iterable[str], by: str) -> str:
+    *before, last = words
+    return f"{', '.join(before)} {by} {last}" if before else last
 
 
 def counted(number: int, thing: str, plural: str = "") -> str:

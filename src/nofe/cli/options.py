@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from nofe.files import expand_home
+from nofe.suggestions import either
 from nofe.training.names import DEVICES, KERNELS, PRECISIONS
 
 
 def one_of(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}."
+    return f"{either(names)}."
 
 
 # Groups of options in the help of a command.

@@ -12,9 +12,10 @@ from PIL import Image, UnidentifiedImageError
 
 from nofe.data.jpeg import ORIENTATION_TAG, decode_plain_jpeg
 from nofe.data.pictures import Source, Stored
+from nofe.suggestions import either
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow reads many more, not all of them robustly
-FORMAT_LIST = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+FORMAT_LIST = either(FORMATS)
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 MAX_MEGAPIXELS = 64  # a file of 10 KB can claim more, and would take gigabytes to decode
 

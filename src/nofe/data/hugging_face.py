@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from nofe.data.layouts import TEST_FOLDERS
+from nofe.data.layouts import TEST_FOLDERS, TRAIN_FOLDERS
 from nofe.data.pictures import DEFAULT_TEST, OF_RUN, Listing, Made, Source, Spelling, Stored
 from nofe.errors import UserError
-from nofe.suggestions import counted
+from nofe.suggestions import counted, either
 
 logger = logging.getLogger("nofe")
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
-TRAIN_SPLITS = ("train", "training")
 
 
 def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: Spelling = OF_RUN) -> Listing:
@@ -24,7 +23,7 @@ def list_saved(path: Path, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: Sp
         reason = "not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {reason}; name one that datasets.save_to_disk wrote")
     splits = _splits(_load(path))
-    train_name = next((name for name in TRAIN_SPLITS if name in splits), None)
+    train_name = next((name for name in TRAIN_FOLDERS if name in splits), None)
     if train_name is None:
         raise UserError(f"{path}: has no split 'train' (it has {', '.join(splits)}); save it under this name")
     test_name = next((name for name in TEST_FOLDERS if name in splits), None)
@@ -72,10 +71,7 @@ def _splits(loaded: Any) -> dict[str, Any]:
 def _column(path: Path, split: Any, known: tuple[str, ...]) -> str:
     column = next((name for name in known if name in split.column_names), None)
     if column is None:
-        raise UserError(
-            f"{path}: none of its columns ({', '.join(split.column_names)}) is {', '.join(known[:-1])} or {known[-1]}; "
-            "rename one"
-        )
+        raise UserError(f"{path}: none of its columns ({', '.join(split.column_names)}) is {either(known)}; rename one")
     return column
 
 

@@ -20,8 +20,9 @@ from nofe.experiments.readme import NAMES, comparison_table
 from nofe.experiments.reproduce import Filed, Job
 from nofe.experiments.table import Row, Table
 from nofe.experiments.tables import TABLES, base_of_same_recipe, experiments_of, row_of, tables_named
-from nofe.report.text import all_of, listed, markdown_table, span_in_words
+from nofe.report.text import listed, markdown_table, span_in_words
 from nofe.side_by_side import AT_ONCE
+from nofe.suggestions import all_of
 
 Result = Mapping[str, Any]
 CIFAR_IMAGES = 50_000  # to train on

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nofe.report.text import all_of, markdown_table
+from nofe.report.text import markdown_table
+from nofe.suggestions import all_of
 
 GPU, CPU = "nvidia-h200", "amd-epyc-2-cores"
 SHARE = 25  # per cent of the GPU that each of 8 runs may use

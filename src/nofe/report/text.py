@@ -140,12 +140,6 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(map(quoted, names))
 
 
-def all_of(words: Iterable[str]) -> str:
-    """One, two and three."""
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
-
-
 def quoted(name: str) -> str:
     """In a list a class "jay, blue" would be two."""
     return json.dumps(name, ensure_ascii=False) if "," in name else name

@@ -8,7 +8,7 @@ from typing import Any
 from nofe.report.record import Record
 from nofe.report.text import gain_in_words, network_name, span_in_words
 from nofe.specialties import rule_named
-from nofe.suggestions import counted
+from nofe.suggestions import all_of, counted
 
 RECIPE_HEAD = (
     "network", "epochs", "batch", "learning rate", "momentum", "weight decay", "augmentation", "also", "begins with",
@@ -161,8 +161,7 @@ def beyond_the_paper(recipe: Mapping[str, Any]) -> list[str]:
 
 
 def _epochs(numbers: list[str]) -> str:
-    *others, last = numbers
-    return f"epochs {', '.join(others)} and {last}" if others else f"epoch {last}"
+    return f"{'epochs' if len(numbers) > 1 else 'epoch'} {all_of(numbers)}"
 
 
 def _augmentation(augmentation: dict[str, Any]) -> str:
