@@ -131,8 +131,8 @@ def _check_pixels(width: int, height: int) -> None:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         # Pillow's own conversion cuts everything over 255 off to white.
-        wide = np.asarray(image).astype(np.uint32)
-        shrunk = ((wide * 255 + 32767) // 65535).astype(np.uint8)
+        wide = np.asarray(image)
+        shrunk = bytes_of_16_bits(wide)
         if isinstance(transparent := image.info.get("transparency"), int):
             shrunk[wide == transparent] = 255
         return Image.fromarray(shrunk).convert("RGB")
@@ -147,6 +147,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         page = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(page, layer).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+
+
+def bytes_of_16_bits(values: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """0..65535 to the nearest of 0..255."""
+    return ((values.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
 
 
 def _middle(width: int, height: int, aspect: int) -> Box:

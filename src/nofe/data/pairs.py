@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nofe.data.dataset import Dataset, ImageSet, held_out
-from nofe.data.decode import UnreadableError, middle_square
+from nofe.data.decode import UnreadableError, bytes_of_16_bits, middle_square
 from nofe.data.folder import require_memory
 from nofe.data.pictures import DEFAULT_TEST, fraction_of
 from nofe.data.unreadable import stop_or_leave_out
@@ -254,7 +254,7 @@ def _bytes_of(value: Any) -> NDArray[np.uint8]:
             raise _UnfitError("its numbers are not from 0 to 1; leave normalising to nofe")
         array = np.rint(array * 255).astype(np.uint8)
     elif array.dtype == np.uint16:
-        array = ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+        array = bytes_of_16_bits(array)
     elif array.dtype != np.uint8:
         if array.min() < 0 or array.max() > 255:
             raise _UnfitError(f"of {array.dtype} outside 0..255")
