@@ -27,7 +27,7 @@ from nofe.data.image_files import subfolders
 from nofe.data.layouts import require_outside
 from nofe.data.pictures import OF_PACK, Listing, Made, Pictures
 from nofe.data.shards import CLASSES, MANIFEST, read_manifest
-from nofe.data.tar_index import ShardIndex, index_file, write_index
+from nofe.data.tar_index import Sample, ShardIndex, stamp_of, write_index
 from nofe.data.unreadable import some_of
 from nofe.data.worker import Encode, Encoded, Outcome
 from nofe.data.workers import IMAGES_A_TASK, Workers
@@ -281,7 +281,7 @@ def _write_shard(
     first = encoded.position
     sums, pixels = np.zeros(3, dtype=np.int64), 0
     unreadable: list[str] = []
-    samples: list[tuple[str, str, int, int]] = []  # as the index has them
+    samples: list[Sample] = []
     with replace_atomically(path) as file:
         hashed = _Hashed(file)
         with tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -293,7 +293,8 @@ def _write_shard(
                         break
                     key, label = f"{image:09d}", str(int(pictures.labels[image]))
                     _add(tar, f"{key}.jpg", outcome.jpeg)
-                    samples.append((key, label, hashed.length - _padded(len(outcome.jpeg)), len(outcome.jpeg)))
+                    offset = hashed.length - _padded(len(outcome.jpeg))
+                    samples.append(Sample(key, label, offset, len(outcome.jpeg)))
                     _add(tar, f"{key}.cls", label.encode())
                     sums += outcome.sums
                     pixels += outcome.pixels
@@ -306,7 +307,7 @@ def _write_shard(
                 f"{path.name}: {counted(len(unreadable), 'image')} for it cannot be read: {some_of(unreadable)}; "
                 "repair them, or pass --skip-unreadable to leave them out"
             )
-    _index(path, samples)
+    write_index(path, ShardIndex.of(samples), stamp_of(path))
     red, green, blue = sums.tolist()
     return Shard(
         path.name,
@@ -330,15 +331,6 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 def _padded(size: int) -> int:
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-
-
-def _index(path: Path, samples: list[tuple[str, str, int, int]]) -> None:
-    keys, labels, offsets, sizes = zip(*samples, strict=True) if samples else ((), (), (), ())
-    index = ShardIndex(
-        np.array(keys, np.str_), np.array(labels, np.str_), np.array(offsets, np.int64), np.array(sizes, np.int64)
-    )
-    state = path.stat()
-    write_index(index_file(path), index, np.array([state.st_size, state.st_mtime_ns], dtype=np.int64))
 
 
 def _one_line(name: str) -> str:

@@ -8,10 +8,11 @@ sum, and refuses what is damaged, cut short or larger than it should be, by the 
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple, Self
 from zipfile import BadZipFile
 
 import numpy as np
@@ -39,14 +40,31 @@ class Member:
     size: int
 
 
+class Sample(NamedTuple):
+    key: str
+    label: str  # as written: a number or a class name
+    offset: int  # of the image
+    size: int
+
+
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
     """The samples of one shard, in its order."""
 
     keys: NDArray[np.str_]  # (N,)
-    labels: NDArray[np.str_]  # (N,) as written: a number or a class name
-    offsets: NDArray[np.int64]  # (N,) of the image
+    labels: NDArray[np.str_]  # (N,)
+    offsets: NDArray[np.int64]  # (N,)
     sizes: NDArray[np.int64]  # (N,)
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Self:
+        keys, labels, offsets, sizes = zip(*samples, strict=True) if samples else ((), (), (), ())
+        return cls(
+            np.array(keys, dtype=np.str_),
+            np.array(labels, dtype=np.str_),
+            np.array(offsets, dtype=np.int64),
+            np.array(sizes, dtype=np.int64),
+        )
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -58,13 +76,11 @@ class _DamagedError(ValueError):
 
 def shard_index(shard: Path) -> ShardIndex:
     """The index of a shard: the one beside it, if it was made from this very file; else made and put there."""
-    state = shard.stat()
-    stamp = np.array([state.st_size, state.st_mtime_ns], dtype=np.int64)
-    beside = index_file(shard)
-    if (known := _read_index(beside, stamp)) is not None:
+    stamp = stamp_of(shard)
+    if (known := _read_index(index_file(shard), stamp)) is not None:
         return known
     index = scan_shard(shard)
-    write_index(beside, index, stamp)
+    write_index(shard, index, stamp)
     return index
 
 
@@ -72,14 +88,18 @@ def index_file(shard: Path) -> Path:
     return shard.with_name(shard.name + INDEX_SUFFIX)
 
 
-def write_index(path: Path, index: ShardIndex, stamp: NDArray[np.int64]) -> None:
+def stamp_of(shard: Path) -> NDArray[np.int64]:
+    """Size and time of a shard, by which its index is known to be of this very file."""
+    state = shard.stat()
+    return np.array([state.st_size, state.st_mtime_ns], dtype=np.int64)
+
+
+def write_index(shard: Path, index: ShardIndex, stamp: NDArray[np.int64]) -> None:
+    """Beside the shard, or nowhere if its folder cannot be written to: then it is made again next time."""
     buffer = io.BytesIO()
     np.savez(buffer, stamp=stamp, **{name: getattr(index, name) for name in INDEX_FIELDS})
-    try:
-        with replace_atomically(path) as file:
-            file.write(buffer.getvalue())
-    except OSError:
-        pass  # a folder that cannot be written to: the index is made again next time
+    with suppress(OSError), replace_atomically(index_file(shard)) as file:
+        file.write(buffer.getvalue())
 
 
 def _read_index(path: Path, stamp: NDArray[np.int64]) -> ShardIndex | None:
@@ -105,17 +125,10 @@ def scan_shard(shard: Path) -> ShardIndex:
         raise UserError(f"{shard}: cannot be read ({error.strerror or error}); check the file") from error
     except _DamagedError as error:
         raise UserError(f"{shard}: not a shard that can be read ({error}); copy or pack it again") from error
-    keys, labels, offsets, sizes = zip(*samples, strict=True) if samples else ((), (), (), ())
-    return ShardIndex(
-        np.array(keys, dtype=np.str_),
-        np.array(labels, dtype=np.str_),
-        np.array(offsets, dtype=np.int64),
-        np.array(sizes, dtype=np.int64),
-    )
+    return ShardIndex.of(samples)
 
 
-def _samples(file: IO[bytes], length: int) -> Iterator[tuple[str, str, int, int]]:
-    """Key, label as written, offset and size of the image."""
+def _samples(file: IO[bytes], length: int) -> Iterator[Sample]:
     key: str | None = None
     image: Member | None = None
     label: str | None = None
@@ -141,13 +154,13 @@ def _samples(file: IO[bytes], length: int) -> Iterator[tuple[str, str, int, int]
         yield _finished(key, image, label)
 
 
-def _finished(key: str | None, image: Member | None, label: str | None) -> tuple[str, str, int, int]:
+def _finished(key: str | None, image: Member | None, label: str | None) -> Sample:
     if image is None or label is None:
         missing = "image" if image is None else "label (.cls, or .json with 'label')"
         raise _DamagedError(f"sample {key!r} has no {missing}")
     if len(label) > MAX_KEY:
         raise _DamagedError(f"sample {key!r} has a label of {len(label):,} characters")
-    return str(key), label, image.offset, image.size
+    return Sample(str(key), label, image.offset, image.size)
 
 
 def _label(file: IO[bytes], member: Member, suffix: str) -> str | None:
