@@ -9,11 +9,9 @@ import hashlib
 import io
 import json
 import tarfile
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -30,7 +28,7 @@ from nofe.data.shards import CLASSES, MANIFEST, read_manifest
 from nofe.data.tar_index import Sample, ShardIndex, stamp_of, write_index
 from nofe.data.unreadable import some_of
 from nofe.data.worker import Encode, Encoded, Outcome
-from nofe.data.workers import IMAGES_A_TASK, Workers
+from nofe.data.workers import IMAGES_A_TASK, Workers, in_order
 from nofe.errors import Interrupted, RunError, UserError
 from nofe.files import expand_home, remove_leftovers, replace_atomically, sha256_of
 from nofe.runs import DISK_FULL, NOT_HERE
@@ -238,16 +236,12 @@ class _InOrder:
         return self.position < len(self._order)
 
     def _run(self, start: int) -> Iterator[Outcome]:
-        tasks = iter(range(start, len(self._order), IMAGES_A_TASK))
-
         def asked(place: int) -> "Future[list[Outcome]]":
             index = self._order[place : place + IMAGES_A_TASK].tolist()
             return self._workers.ask(self._work, self._pictures, index, lambda outcomes, _: outcomes)
 
-        ahead = deque(asked(place) for place in islice(tasks, 2 * self._workers.count))
-        while ahead:
-            outcomes = ahead.popleft().result()
-            ahead.extend(asked(place) for place in islice(tasks, 1))
+        places = range(start, len(self._order), IMAGES_A_TASK)
+        for outcomes in in_order(asked, places, 2 * self._workers.count):
             yield from outcomes
 
 

@@ -1,17 +1,15 @@
 """Images on disk, looked through once before anything is trained: which cannot be read, and the sum of the others."""
 
 import threading
-from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nofe.data.pictures import Pictures
 from nofe.data.worker import Decode, Outcome
-from nofe.data.workers import IMAGES_A_TASK, Workers
+from nofe.data.workers import IMAGES_A_TASK, Workers, in_order
 
 TASKS_AHEAD = 4  # of each worker
 
@@ -44,14 +42,7 @@ def survey(pictures: Pictures, image_size: int, workers: Workers) -> Survey:
             lambda outcomes, worker: looked_at(index, outcomes, worker.pixels(len(index), image_size)),
         )
 
-    tasks = iter(range(0, len(pictures), IMAGES_A_TASK))
-    ahead = deque(asked(start) for start in islice(tasks, TASKS_AHEAD * workers.count))
     unreadable: dict[int, str] = {}
-    try:
-        while ahead:
-            unreadable |= ahead.popleft().result()
-            ahead.extend(asked(start) for start in islice(tasks, 1))
-    finally:
-        for task in ahead:
-            task.cancel()
+    for found in in_order(asked, range(0, len(pictures), IMAGES_A_TASK), TASKS_AHEAD * workers.count):
+        unreadable |= found
     return Survey(unreadable, total)

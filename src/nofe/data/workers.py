@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from multiprocessing import Pipe
 from typing import TypeVar
 
@@ -134,6 +136,20 @@ class Pending:
         for future in self._futures:
             if not future.cancelled():
                 future.exception()
+
+
+def in_order(ask: Callable[[int], "Future[T]"], places: Iterable[int], ahead: int) -> Iterator[T]:
+    """What came of asking for each place, in the order of the places, while up to `ahead` of them are worked on."""
+    to_ask = iter(places)
+    asked = deque(ask(place) for place in islice(to_ask, ahead))
+    try:
+        while asked:
+            outcome = asked.popleft().result()
+            asked.extend(ask(place) for place in islice(to_ask, 1))
+            yield outcome
+    finally:
+        for future in asked:
+            future.cancel()
 
 
 class _HangsError(Exception):
