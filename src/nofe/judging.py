@@ -12,8 +12,9 @@ from nofe import runs
 from nofe.checks import has_same_images, require_same_images
 from nofe.config import DataConfig, RunConfig
 from nofe.data import ImageSet, is_known, is_listed, list_images, load_dataset, require_root_is_read
-from nofe.data.pictures import NOTHING_HELD_OUT, Chosen, Listing, Pictures, fraction_of
-from nofe.data.stored import StoredImages, with_reasons
+from nofe.data.dataset import all_but
+from nofe.data.pictures import NOTHING_HELD_OUT, Chosen, Listing, Pictures, fraction_of, with_reasons
+from nofe.data.stored import StoredImages
 from nofe.data.survey import survey
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.data.workers import Workers
@@ -150,11 +151,9 @@ def _readable(stored: StoredImages, where: str, *, skip: bool) -> StoredImages:
         return stored
     told = with_reasons(stored.pictures, unreadable)
     stop_or_leave_out(where, told, len(stored), skip=skip, option="pass --skip-unreadable")
-    readable = np.ones(len(stored), dtype=np.bool_)
-    readable[list(unreadable)] = False
-    if not readable.any():
+    if len(unreadable) == len(stored):
         raise UserError(f"{where}: no image is left to judge by; name other images")
-    return stored.subset(readable)
+    return stored.subset(all_but(unreadable, len(stored)))
 
 
 def _as_numbered(name: str, theirs: Sequence[str], ours: Sequence[str]) -> NDArray[np.int64]:

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -122,15 +122,8 @@ class Dataset:
         if not 0 < fraction < 1:
             raise UserError(f"{self.name}: cannot hold out {fraction} of the training images; ask for 0 < part < 1")
         held = held_out(self.name, self.train.labels, self.class_names, fraction, seed)
-        return Dataset(
-            name=f"{self.name}/hold-out",
-            class_names=self.class_names,
-            train=self.train.subset(~held),
-            test=self.train.subset(held),
-            groups=self.groups,
-            left_out=self.left_out,
-            class_ids=self.class_ids,
-        )
+        kept, put_aside = self.train.subset(~held), self.train.subset(held)
+        return replace(self, name=f"{self.name}/hold-out", train=kept, test=put_aside)
 
     def fingerprint(self) -> str:
         """16 hex digits that change with any pixel, label or class name: a run resumes on the same data only."""
@@ -145,6 +138,13 @@ class Dataset:
         for image_set in (self.train, self.test):
             image_set.describe_into(digest)
         return digest.hexdigest()[:16]
+
+
+def all_but(index: Iterable[int], count: int) -> NDArray[np.bool_]:
+    """Which of `count` images (N,) are not among these."""
+    chosen = np.ones(count, dtype=np.bool_)
+    chosen[list(index)] = False
+    return chosen
 
 
 def held_out(

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nofe.data.dataset import Dataset, ImageSet
+from nofe.data.dataset import Dataset, ImageSet, all_but
 from nofe.data.decode import FORMAT_LIST, UnreadableError, decode_image
 from nofe.data.image_files import tell_passed_over, walk
-from nofe.data.pictures import Listing, Source, Stored
+from nofe.data.pictures import Listing, Source, Stored, with_reasons
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.errors import UserError
 
@@ -24,25 +24,25 @@ IMAGES_PER_TASK = 32
 def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = False) -> Dataset:
     """Every image of a listing, decoded and in memory."""
     _check_image_size(image_size)
-    train, test = listing.train, listing.test
-    assert test is not None  # Listing.with_test sees to it
-    split, count = len(train), len(train) + len(test)
-    labels = np.concatenate([train.labels, test.labels])
+    assert listing.test is not None  # Listing.with_test sees to it
+    count = sum(map(len, listing.parts.values()))
     require_memory(listing.where, count, image_size, "let them be read while training with --set data.stream=true")
-    images, reasons = _decode_all(count, lambda i: train.source(i) if i < split else test.source(i - split), image_size)
-    parts = ImageSet(images[:split], labels[:split], listing.channel_mean), ImageSet(images[split:], labels[split:])
+    images: dict[str, ImageSet] = {}
+    unreadable: dict[str, dict[int, str]] = {}
+    told: list[str] = []
+    for part, pictures in listing.parts.items():
+        pixels, reasons = _decode_all(len(pictures), pictures.source, image_size)
+        images[part] = ImageSet(pixels, pictures.labels, listing.channel_mean)
+        if reasons:
+            unreadable[part] = reasons
+            told += with_reasons(pictures, reasons)
+    stop_or_leave_out(listing.where, told, count, skip=skip_unreadable, option="pass --skip-unreadable")
     left_out: dict[str, list[str]] = {}
-    if reasons:
-        unreadable = sorted(reasons)
-        name_of = {i: train.name(i) if i < split else test.name(i - split) for i in unreadable}
-        told = [f"{name_of[i]} ({reasons[i]})" for i in unreadable]
-        stop_or_leave_out(listing.where, told, count, skip=skip_unreadable, option="pass --skip-unreadable")
-        for i in unreadable:
-            left_out.setdefault("train" if i < split else "test", []).append(name_of[i])
-        readable = np.ones(count, dtype=np.bool_)
-        readable[unreadable] = False
-        parts = parts[0].subset(readable[:split]), parts[1].subset(readable[split:])
-    return Dataset(listing.name, listing.class_names, *parts, listing.groups, left_out, listing.class_ids)
+    for part, reasons in unreadable.items():
+        images[part] = images[part].subset(all_but(reasons, len(images[part])))
+        left_out[part] = [listing.parts[part].name(i) for i in reasons]
+    train, test = images["train"], images["test"]
+    return Dataset(listing.name, listing.class_names, train, test, listing.groups, left_out, listing.class_ids)
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
@@ -75,7 +75,7 @@ def read_images(paths: Sequence[Path], image_size: int) -> NDArray[np.uint8]:
     """Photos to predict, decoded as those of a data set are: (N, 3, H, W). All of them, or none."""
     images, reasons = read_readable_images(paths, image_size)
     if reasons:
-        first = min(reasons)
+        first = next(iter(reasons))
         others = f"; so are {len(reasons) - 1} more" if len(reasons) > 1 else ""
         raise UserError(
             f"{paths[first]}: cannot be read as an image ({reasons[first]}){others}; give {FORMAT_LIST} files"
@@ -123,7 +123,7 @@ def _without_waiting(source: Source) -> Source:
 def _decode_all(
     count: int, source: Callable[[int], Source], image_size: int
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """Images (N, 3, H, W) and, by index, why some could not be read; those stay zero."""
+    """Images (N, 3, H, W) and, by index in their order, why some could not be read; those stay zero."""
     images = np.zeros((count, 3, image_size, image_size), dtype=np.uint8)
     reasons: dict[int, str] = {}
 
@@ -141,4 +141,4 @@ def _decode_all(
         except BaseException:  # or a signal
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return images, reasons
+    return images, dict(sorted(reasons.items()))

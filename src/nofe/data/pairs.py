@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nofe.data.dataset import Dataset, ImageSet, held_out
+from nofe.data.dataset import Dataset, ImageSet, all_but, held_out
 from nofe.data.decode import UnreadableError, bytes_of_16_bits, middle_square
 from nofe.data.folder import require_memory
 from nofe.data.pictures import DEFAULT_TEST, fraction_of
@@ -214,9 +214,8 @@ def _images_of(pairs: Pairs, what: str, image_size: int, skip_unreadable: bool) 
     stop_or_leave_out(what, told, count, skip=skip_unreadable, option=option)
     if not unreadable:
         return ImageSet(images, labels), []
-    readable = np.ones(count, dtype=np.bool_)
-    readable[list(unreadable)] = False
-    return ImageSet(images, labels).subset(readable), [f"image {index}" for index in unreadable]
+    readable = ImageSet(images, labels).subset(all_but(unreadable, count))
+    return readable, [f"image {index}" for index in unreadable]
 
 
 def _in_words(error: Exception) -> str:

@@ -65,6 +65,11 @@ class Pictures(ABC):
         return Chosen(self, index)
 
 
+def with_reasons(pictures: Pictures, unreadable: Mapping[int, str]) -> list[str]:
+    """Those that cannot be read, by index, as messages list them: "crow/7.jpg (truncated)"."""
+    return [f"{pictures.name(i)} ({reason})" for i, reason in unreadable.items()]
+
+
 class Files(Pictures):
     """A file an image."""
 

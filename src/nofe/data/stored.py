@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nofe.data import is_listed, list_images, load_dataset
 from nofe.data.dataset import Dataset, ImageSet
-from nofe.data.pictures import DEFAULT_TEST, Listing, Pictures
+from nofe.data.pictures import DEFAULT_TEST, Listing, Pictures, with_reasons
 from nofe.data.survey import Survey, survey
 from nofe.data.unreadable import stop_or_leave_out
 from nofe.data.workers import Pending, Workers
@@ -173,10 +173,6 @@ def _without(images: StoredImages, names: Sequence[str]) -> StoredImages:
 
 def _survey(images: StoredImages) -> Survey:
     return survey(images.pictures, images.image_size, images.workers)
-
-
-def with_reasons(pictures: Pictures, unreadable: Mapping[int, str]) -> list[str]:
-    return [f"{pictures.name(i)} ({reason})" for i, reason in unreadable.items()]
 
 
 def _mean(total: NDArray[np.int64], count: int) -> NDArray[np.float32]:
