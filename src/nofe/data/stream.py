@@ -163,7 +163,7 @@ class StreamedBatches(Batches):
         ahead = self._line.popleft()
         ahead.pending.wait()
         assert self._fed is not None
-        self._copy(self._host[ahead.slot], self._fed.rows)
+        self._copy(ahead.slot, self._fed.rows)
         self._fed.hold(ahead.index)
         self._place = (self._place[0], ahead.step + 1)
         self._free.append(ahead.slot)  # filled again at the next step, when its bytes have long left
@@ -187,7 +187,7 @@ class StreamedBatches(Batches):
         """Images that a step looks at: its own, and those it mixes in where the plan says so."""
         assert self._current is not None
         visits = step * self.global_batch + self._own
-        partner = getattr(self._current, "partner", np.empty(0))
+        partner = self._current.partner
         looked_at = np.concatenate([visits, partner[visits]]) if len(partner) else visits
         index: NDArray[np.int64] = self._current.order[looked_at]
         return index
@@ -210,15 +210,14 @@ class StreamedBatches(Batches):
             self._line.append(_Ahead(step, index, slot, self._stored.read_into(index, self._host[slot].numpy())))
             step += 1
 
-    def _copy(self, host: Tensor, rows: Tensor) -> None:
-        if host.device == rows.device or rows.device.type != "cuda":
-            rows.copy_(host)
+    def _copy(self, slot: int, rows: Tensor) -> None:
+        if rows.device.type != "cuda":
+            rows.copy_(self._host[slot])
             return
-        slot = next(number for number, each in enumerate(self._host) if each is host)
         now = torch.cuda.current_stream()
         with torch.cuda.stream(self._aside):  # beside the step before, which reads `rows`
             self._aside.wait_event(self._taken)
-            self._staging.copy_(host, non_blocking=True)
+            self._staging.copy_(self._host[slot], non_blocking=True)
             self._copied[slot].record(self._aside)
         now.wait_event(self._copied[slot])
         rows.copy_(self._staging)
