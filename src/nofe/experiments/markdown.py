@@ -14,7 +14,7 @@ from nofe.experiments.imagenet_tables import IMAGENET_FIGURE_3
 from nofe.experiments.index import Index, Measured, stayed_as_drawn
 from nofe.experiments.other_runs import others_section, recipe_in_words
 from nofe.experiments.page import RETRIEVAL_HEAD, cells, mean_and_deviation, retrieval_cells
-from nofe.experiments.paper_tables import FIGURE_3, HDCNN, PAPER_TABLE_3, RETRIEVAL, TABLE_1
+from nofe.experiments.paper_tables import FIGURE_3, HDCNN, PAPER_TABLE_3, RETRIEVAL
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import NAMES, comparison_table
 from nofe.experiments.reproduce import Filed, Job
@@ -256,10 +256,9 @@ def _listed(values: Any) -> str:
 
 def specialties_section(index: Index) -> str:
     """The groups that came out, and how many pairs of each superclass they keep together."""
-    rows = {row.label: row for row in TABLE_1.rows}
     parts = []
     for count in (10, 20):
-        measured = index.of(rows[f"fully-balanced, K={count}"])
+        measured = index.of(row_of("table-1", f"fully-balanced, K={count}"))
         if not measured:
             continue
         first = measured[0].result

@@ -11,6 +11,7 @@ from nofe.experiments.imagenet_tables import IMAGENET_FIGURE_3
 from nofe.experiments.index import Index
 from nofe.experiments.paper_tables import FIGURE_3, KS, PAPER_BASE, PAPER_TABLE_1, RETRIEVAL, SIZES, TABLE_1
 from nofe.experiments.table import Row, Table
+from nofe.experiments.tables import row_of
 from nofe.report.figures import INK, WIDTH, new_figure, png_of
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ def pictures(index: Index) -> dict[str, bytes]:
 def draw_by_count(index: Index) -> "Figure":
     """Table 1: accuracy over K, ours with deviations, the paper's dashed."""
     figure, axes = new_figure(WIDTH * 0.75)
-    rows = {row.label: row for row in TABLE_1.rows}
     for (rule, of_paper), colour, marker in zip(PAPER_TABLE_1.items(), LINES, MARKERS, strict=False):
-        points = [(count, [each.accuracy for each in index.of(rows[f"{rule}, K={count}"])]) for count in KS]
+        points = [
+            (count, [each.accuracy for each in index.of(row_of("table-1", f"{rule}, K={count}"))]) for count in KS
+        ]
         points = [(count, figures) for count, figures in points if figures]
         if points:
             means = [statistics.mean(figures) for _, figures in points]
@@ -59,7 +61,7 @@ def draw_by_count(index: Index) -> "Figure":
         known = [figure for figure in of_paper if figure is not None]
         if known:
             axes.plot(KS, known, color=colour, linestyle="--", linewidth=1, label=f"{rule}, paper")
-    base = [each.accuracy for each in index.of(rows["base"])]
+    base = [each.accuracy for each in index.of(row_of("table-1", "base"))]
     if base:
         axes.axhline(statistics.mean(base), color=INK, linewidth=1, label="base")
     axes.axhline(PAPER_BASE, color=INK, linestyle="--", linewidth=1, label="base, paper")
