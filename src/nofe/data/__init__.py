@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nofe.data.dataset import Dataset, ImageSet
-from nofe.data.pictures import OF_RUN, Spelling
+from nofe.data.pictures import DEFAULT_TEST, OF_RUN, Spelling
 from nofe.errors import UserError
 from nofe.files import expand_home
 from nofe.runs import is_run
@@ -36,7 +36,7 @@ def load_dataset(
     seed: int = 0,
     skip_unreadable: bool = False,
     download: bool = True,
-    test: str = "0.2",
+    test: str = DEFAULT_TEST,
 ) -> Dataset:
     """The data set of that name in memory, its images `image_size` pixels a side: 32, as `small` reads them.
 
@@ -82,7 +82,7 @@ def require_root_is_read(name: str, root: Path) -> None:
         )
 
 
-def list_images(name: str, *, test: str = "0.2", seed: int = 0, spelt: Spelling = OF_RUN) -> "Listing":
+def list_images(name: str, *, test: str = DEFAULT_TEST, seed: int = 0, spelt: Spelling = OF_RUN) -> "Listing":
     """What a folder, shards or a saved data set hold, without decoding anything."""
     prefix, _, given = name.partition(":")
     if not given:
