@@ -18,7 +18,7 @@ def main() -> None:
     from nofe.cli import app
     from nofe.errors import NofeError
 
-    ours = logging.StreamHandler()  # not for what libraries say, some of which have a way of their own
+    ours = logging.StreamHandler()  # for nofe alone: some libraries print their messages themselves
     ours.setFormatter(logging.Formatter("nofe: %(message)s"))
     logging.getLogger("nofe").addHandler(ours)
     try:
@@ -46,9 +46,9 @@ def main() -> None:
 
 
 def _told_by_the_system(error: OSError) -> str:
-    """Which file cannot be used and why; or that the output cannot be written. Other failures are not the system's."""
+    """Which file cannot be used and why, or that the disk is full; any other error is raised again."""
     reason = (error.strerror or "").lower()
-    if error.filename is not None:  # the second is the one to be replaced
+    if error.filename is not None:  # of a rename, the second is the file to be replaced
         return f"{error.filename2 or error.filename}: {reason}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return reason

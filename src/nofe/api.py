@@ -35,8 +35,8 @@ def configure(
 ) -> RunConfig:
     """The recipe named, or the architecture's, or where weights are given `finetune`.
 
-    Fields of `settings` are replaced ({"generalist.epochs": 5}). Where a run is gone on with, what is not given is as
-    the run has it.
+    Fields of `settings` are replaced ({"generalist.epochs": 5}). When a run is resumed, what is not given is as the
+    run has it.
     """
     name = None if architecture is None else name_of(architecture)
     if name is not None:
@@ -98,7 +98,7 @@ def train(
     settings = dict(settings or {}) | ({} if precision is None else {"precision": precision})
     going_on_in = out if resume else None
     if architecture is not None:
-        trust(name_of(architecture))  # on every rank: `configure` is for the first alone
+        trust(name_of(architecture))  # on every rank, as `configure` is called on the first alone
     with launched_runtime(
         str(device),
         compile=compile,
@@ -128,7 +128,7 @@ def train(
 
 
 def _require_names_and_fields(rule: object, recipe: object, settings: object) -> None:
-    """What a run can be repeated by is text."""
+    """A run is recorded as text, so that it can be repeated: objects of the caller's own are refused."""
     instead = {
         "rule": "with one of your own, alternate by hand (docs/training.md)",
         "recipe": "its fields are changed with settings={'experts.rate': 0.05}",

@@ -28,7 +28,7 @@ from nofe.training.recipe import Recipe, recipe_field
 
 
 def require_outside_images(config: RunConfig, out: Path) -> None:
-    """That the folder of a run is not among the images that it is to read."""
+    """Refuse a run folder that lies among the images it is to read."""
     kind, _, path = config.data.name.partition(":")
     if kind == "folder":
         require_outside(Path(path), out)
@@ -38,7 +38,7 @@ def require_fitting(
     config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks, *, sync_batch_norm: bool = False
 ) -> None:
     """That every stage can be trained on these images as the configuration says."""
-    if config.adapt.branch_width != 1 and not run.has(runs.CONFIG):  # runs of before this was asked go on
+    if config.adapt.branch_width != 1 and not run.has(runs.CONFIG):  # older runs, begun unchecked, may go on
         whole = architecture_named(config.architecture, config.adapt.cut)
         with torch.device("meta"):
             with_branch_width(whole, config.adapt.branch_width, must_change=True).branch(1)
@@ -49,7 +49,7 @@ def require_fitting(
     if weights := config.adapt.weights:
         state = read_weights(weights, config.architecture)
         require_fitting_weights(state, architecture_of(config, dataset.classes), weights)
-    elif config.adapt.frozen_trunk and not run.has(runs.CONFIG):  # runs of before this was asked go on
+    elif config.adapt.frozen_trunk and not run.has(runs.CONFIG):  # older runs, begun unchecked, may go on
         raise UserError(
             "--frozen-trunk: the trunk would stay as random as it begins; start from trained weights with --pretrained "
             "or --weights FILE"
@@ -93,7 +93,7 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
 
 
 def _require_batches_to_share_out(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> None:
-    """Over all ranks: those of a later stage, too, which would be refused when the stages before it are trained."""
+    """That every batch can be divided among the ranks: known now, not when the stages before it are trained."""
     for stage, recipe in recipe_of_stage(config).items():
         batch = min(recipe.batch, len(dataset.train))
         if batch % ranks.count and not all(run.has(file) for file in FILES_OF_STAGE[stage]):
@@ -106,9 +106,9 @@ def _require_batches_to_share_out(config: RunConfig, dataset: Dataset, run: Run,
 
 
 def _require_batches_to_normalise(config: RunConfig, dataset: Dataset, ranks: Ranks) -> None:
-    """Of a single image and a single pixel batch norm has nothing to take a deviation of."""
+    """That batch norm never sees one image with a map of one pixel, which has no deviation."""
     for stage, recipe in recipe_of_stage(config).items():
-        if min(recipe.batch, len(dataset.train)) > ranks.count:  # each has a share of its own to normalise
+        if min(recipe.batch, len(dataset.train)) > ranks.count:  # every rank has two or more
             continue
         architecture, crop = architecture_of(config, dataset.classes), recipe.augmentation.crop
         try:
@@ -129,7 +129,7 @@ def _require_batches_to_normalise(config: RunConfig, dataset: Dataset, ranks: Ra
 
 
 def require_same_config(config: RunConfig, run: Run) -> None:
-    """As the run was started with."""
+    """That this is the configuration the run was started with."""
     if differing := differences_from_run(config, run):
         raise UserError(
             f"{run.path}: was started with another configuration ({'; '.join(differing[:3])}); "
@@ -138,7 +138,7 @@ def require_same_config(config: RunConfig, run: Run) -> None:
 
 
 def require_same_config_but_place(config: RunConfig, run: Run) -> None:
-    """As the run was started with, but that its data may lie elsewhere: that it is the same its images tell."""
+    """The same, but its data may lie elsewhere: whether it is the same data is seen from the images."""
     require_same_config(_with_data_where_it_was(config, run), run)
 
 
@@ -172,7 +172,7 @@ def _differences(before: Any, after: Any, path: str = "") -> list[str]:
 
 
 def files_of(config: RunConfig) -> dict[str, str]:
-    """Checksums of the files that a configuration names, by its fields: their content decides, not where they lie."""
+    """Checksums of the files that a configuration names, by field: what counts is their content, not their place."""
     named = {WEIGHTS: config.adapt.weights, GROUPS: config.specialties.groups}
     paths = {field: expand_home(name) for field, name in named.items() if name}
     return {field: sha256_of(path) for field, path in paths.items() if path.is_file()}
@@ -180,7 +180,7 @@ def files_of(config: RunConfig) -> dict[str, str]:
 
 def require_same_files(config: RunConfig, run: Run) -> None:
     """As when the run was started, as far as they are still there."""
-    now = files_of(config)  # of a rank on another node perhaps none, but what is read from a run all ranks read
+    now = files_of(config)  # perhaps none on another node; but all ranks must take part in reading the run
     earlier = run.read_json(runs.ENVIRONMENT).get("files", {})
     changed = [field for field, checksum in now.items() if earlier.get(field, checksum) != checksum]
     if changed:
@@ -191,7 +191,7 @@ def require_same_files(config: RunConfig, run: Run) -> None:
 
 
 def require_same_images(dataset: Dataset, run: Run, advice: str = "start a new run") -> None:
-    """As the run was started with; else those would be judged by that the run was trained on."""
+    """That the run was started with these: with others it might be judged by images that it was trained on."""
     if not has_same_images(dataset, run):
         then = run.read_json(runs.ENVIRONMENT)["data"]
         raise UserError(
@@ -201,7 +201,7 @@ def require_same_images(dataset: Dataset, run: Run, advice: str = "start a new r
 
 
 def has_same_images(dataset: Dataset, run: Run) -> bool:
-    """In the same parts, too."""
+    """Whether they are those of the run, in the same training and test parts."""
     earlier: str = run.read_json(runs.ENVIRONMENT)["data"]["fingerprint"]
     return earlier == dataset.fingerprint()
 
@@ -211,7 +211,7 @@ def _changes(then: dict[str, Any], dataset: Dataset) -> str:
     if gone or new:
         words = [f"class {min(names)!r} is {what}" for names, what in ((gone, "gone"), (new, "new")) if names]
         return f" ({', '.join(words)})"
-    if "images" not in then:  # a run of before they were counted
+    if "images" not in then:  # an older run, which did not count them
         return ""
     counts, now = then["images"], {"train": len(dataset.train), "test": len(dataset.test)}
     if counts == now:

@@ -14,13 +14,13 @@ from nofe.task import Task
 from nofe.training.recipe import training_steps
 from nofe.training.runtime import STEPS_WORTH_COMPILING
 
-# Of the experts, before it pays to find out which kernels are fastest: that takes seconds. A shorter training, such as
-# the demo, is also to give the same figures every time.
+# Fewer steps of the experts do not repay the seconds it takes to measure which kernels are fastest. Besides, so short a
+# training, such as the demo, should give the same figures every time.
 STEPS_WORTH_MEASURING = 1_000
 
 
 def experts_compiled_ahead(task: Task) -> AbstractContextManager[CompilingAhead | None]:
-    """Where the runtime wants it, and they are still to be trained."""
+    """Compile the experts while other stages train, if the runtime wants it and they are still to be trained."""
     wanted = task.config.until == "experts" and not task.run.has(runs.NETWORK)
     if not (task.runtime.compile_ahead and wanted) or isinstance(task.dataset.train, StoredImages):
         return nullcontext()
@@ -29,7 +29,7 @@ def experts_compiled_ahead(task: Task) -> AbstractContextManager[CompilingAhead 
 
 
 def is_generalist_compiled(task: Task) -> bool:
-    """A short stage does without, if its parts are not compiled already, for a base."""
+    """It is, unless the stage is short and no base has had the same parts compiled."""
     runtime = task.runtime
     if not runtime.compile_ahead or base_recipes(task.config):
         return bool(runtime.compile)
@@ -37,7 +37,7 @@ def is_generalist_compiled(task: Task) -> bool:
 
 
 def choose_kernels(task: Task, network: NetworkOfExperts) -> None:
-    """Kernels that differ round differently: a run that goes on uses those that it began with."""
+    """Other kernels round differently, so a resumed run uses those that it began with."""
     recipe, device = task.config.experts, task.runtime.device
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     noted = task.run.read_json(runs.KERNELS) if task.run.has(runs.KERNELS) else {"device": None, "choices": {}}

@@ -139,7 +139,7 @@ def structured(value: Any, kind: type[T]) -> T:
 
 
 def as_setting(name: str, value: Any) -> str:
-    """What --set takes, from a value; paths and numpy's numbers are text and numbers."""
+    """A value as --set takes it: `name=value`."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     try:
         return f"{name}={value if isinstance(value, str) else json.dumps(value, default=_plain)}"
@@ -149,7 +149,7 @@ def as_setting(name: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Of a path, or of an array or scalar of numpy or torch, what JSON has for it."""
+    """A path, or an array or scalar of numpy or torch, as something that JSON has."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value.tolist()
 
 
@@ -187,7 +187,7 @@ def _note_change(changes: dict[str, Any], value: Any, path: list[str], text: str
 
 
 def _fields_within(value: Any, name: str) -> list[str]:
-    """The paths from a value to all fields of this name: epochs, say, are those of a stage."""
+    """The paths from a value to all fields of this name: `epochs` is in the recipe of every stage."""
     found = []
     for known in dataclasses.fields(value):
         inner = getattr(value, known.name)
@@ -198,7 +198,7 @@ def _fields_within(value: Any, name: str) -> list[str]:
 
 
 def _with_changes(value: Any, changes: dict[str, Any], within: str = "") -> Any:
-    """`within` is where the value is, such as "generalist.": recipes have the same fields, and one of them is wrong."""
+    """`within`, such as "generalist.", says in an error which recipe is wrong: they have the same fields."""
     new = {
         name: _with_changes(getattr(value, name), change, f"{within}{name}.") if isinstance(change, dict) else change
         for name, change in changes.items()

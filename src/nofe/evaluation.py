@@ -44,7 +44,7 @@ class SpecialtyFigures:
 def visits(
     model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, index: Tensor | None = None, views: int = 1
 ) -> Iterator[tuple[Tensor, FrozenNetwork]]:
-    """Which images, and the network in evaluation mode, each image once; the model stays in the mode it is in.
+    """Indices of some images, and the network to run on them in evaluation mode; the model stays in its own mode.
 
     Whole batches are dealt out to ranks: no image is padded in, what is in a batch does not depend on how many ranks
     there are, and together they have each image once.
@@ -100,7 +100,7 @@ def mean_probabilities(
 def probabilities_of(
     model: nn.Module, images: DeviceImages, crop: int, runtime: Runtime, crops: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Which images, and the probabilities of their classes: of the centre, or the mean over ten crops (Sec. 4.2)."""
+    """Indices of images and their probabilities by class: of the centre, or the mean over ten crops (Sec. 4.2)."""
     if crops not in (1, TEN):
         raise UserError(f"--crops {crops}: there are 1, the centre, and {TEN}, corners and centre and their mirrors")
     for part, network in visits(model, images, crop, runtime, views=crops):

@@ -158,7 +158,7 @@ def _traced(model: FromBytes, path: Path) -> torch.export.ExportedProgram:
     try:
         traced = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N")},))
     except Exception as error:  # whatever a user's network does that cannot be traced
-        if "Constraints violated" in str(error):  # on the number of images, of which alone there are any
+        if "Constraints violated" in str(error):  # the only constraint is that any number of images will do
             raise RunError(
                 f"{path}: its network is not the same program for any number of images, as its code takes that number "
                 "for fixed or asks for it; write x.shape[0] where it has len(x), or ship the run folder instead"
@@ -177,7 +177,7 @@ def _forget_sources(traced: torch.export.ExportedProgram) -> None:
 
 
 def _not_of_torch(traced: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """Who defines operators that a process has only where it has imported them, as this one has: ONNX has its own."""
+    """Who defines operators that torch does not: a process must import them before it can load the program."""
     operators = (node.target for node in _steps(traced) if isinstance(node.target, OpOverload))
     return tuple(sorted({operator.namespace for operator in operators} - {"aten", "prims"}))
 

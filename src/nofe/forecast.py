@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-# Until some have ended, n jobs side by side are taken to last n to this power times as long as one alone: on an H200
+# Before any job has ended, n of them side by side are taken to last n ** this times as long as one alone: on an H200
 # three took 2.3 times as long (ResNet56-C100, NIN-C100), eight 4.5 to 4.8 times (AlexNet-C100, VGG11-C100).
 SLOWER_BESIDE_OTHERS = 0.75
-# Where checkpoints will be gone: estimates are off by some per cent, and a job that has to stop and go on begins anew.
+# A factor on estimates where checkpoints will be gone: they are off by some per cent, and who stops begins anew.
 TIME_TO_SPARE = 1.1
 
 
 @dataclass(frozen=True)
 class Ends:
-    """By the monotonic clock, infinite for never: when jobs stop, and when what they leave behind is gone."""
+    """When jobs have to stop, and when their checkpoints are gone: by the monotonic clock, infinite for never."""
 
     stop: float
     gone: float
@@ -42,9 +42,9 @@ class Left:
 
 
 def beside_others(count: int, *, leave_room: bool = True, share: float = 100.0) -> float:
-    """How many times as long as alone so many take side by side, each on no more than a share of the device.
+    """How many times as long as alone a job takes beside others, `count` in all, with a share of the device for each.
 
-    On a quarter of it even the last one is no faster than one of four.
+    Limited to a quarter of it, a job is no faster than one of four, even when it is the last.
     """
     power = SLOWER_BESIDE_OTHERS if leave_room else 1.0
     return float(max(count, 100 / share) ** power)
@@ -52,7 +52,7 @@ def beside_others(count: int, *, leave_room: bool = True, share: float = 100.0) 
 
 @dataclass
 class Forecast:
-    """When jobs end beside each other; in seconds of a job alone on the device, what it was to take and has taken."""
+    """When jobs side by side end. What each was to take, and has taken, is in seconds of a job alone on the device."""
 
     share: float = 100.0  # per cent of the device that each may use
     expected: dict[str, float] = field(default_factory=dict)
@@ -76,11 +76,11 @@ class Forecast:
 
     @property
     def slower(self) -> float:
-        """Than expected. One that found its stages trained was quick: that says nothing of the others."""
+        """Times as slow as expected, 1 or more: a job that found its stages trained was quick, which says nothing."""
         return max(1.0, statistics.median(self.ratios or [1.0]))
 
     def seconds_with(self, another: float, *, leaves_room: bool = True) -> float:
-        """Until those under way and another have ended: side by side, the more slowly the more there are."""
+        """Until those under way and another have ended; the more are left side by side, the slower each is."""
         self._go_on()
         under_way = [
             (self.slower * self.expected[name] - self.passed[name], name not in self.leave_no_room)

@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ToJudgeBy:
-    """Labelled as the classes of the run are numbered."""
+    """Images to judge a run on, labelled with its own class numbers."""
 
     images: ImageSet
     name: str
@@ -48,7 +48,7 @@ class ToJudgeBy:
 def images_to_judge_by(
     config: RunConfig, class_names: tuple[str, ...], image_size: int, run: Run, runtime: Runtime, place: Place
 ) -> ToJudgeBy:
-    """The test images of the run, checked to be those; or where `place` names other data, that."""
+    """The run's own test images, checked to be unchanged, or the other data that `place` names."""
     data = _at(config.data, place)
     if place.name is None:
         if not is_known(data.name):
@@ -91,7 +91,7 @@ def _require_images_where_they_were(data: DataConfig, run: Run) -> None:
 
 
 def _require_named_test_images(listing: Listing, data: DataConfig, run: Run) -> None:
-    """Where these seem to be the run's own training images, and its test images, in a folder of their own, are gone."""
+    """Refuse what seem to be the run's training images while the folder of its test images is missing."""
     described = run.read_json(runs.ENVIRONMENT)["data"]
     trained = described.get("images", {}).get("train", 0) + len(described.get("unreadable", {}).get("train", ()))
     is_named = fraction_of(data.test) is None and not expand_home(data.test).is_dir()
@@ -116,7 +116,7 @@ def _of_known_data(data: DataConfig, class_names: Sequence[str], image_size: int
 def _of_listing(
     listing: Listing, data: DataConfig, class_names: Sequence[str], image_size: int, runtime: Runtime
 ) -> ToJudgeBy:
-    """Other data: its test images, or if it has none all of its images. They are read while they are judged."""
+    """Other data: its test images, or all of its images if it has none. They are read as they are needed."""
     pictures = listing.train if listing.test is None else listing.test
     labels = _as_numbered(data.name, listing.class_names, class_names)[pictures.labels]
     stored = StoredImages(_Relabelled(pictures, labels), image_size, Workers(runtime.workers, image_size))
@@ -134,7 +134,7 @@ def _at(data: DataConfig, place: Place) -> DataConfig:
 
 
 def _has_as_many(listing: Listing, data: DataConfig, run: Run) -> bool:
-    """Images as the run had; where that cannot be told without reading them, they may be the same."""
+    """Whether there are as many images as the run had; true where that cannot be told without reading them."""
     described = run.read_json(runs.ENVIRONMENT)["data"]
     if "images" not in described or fraction_of(data.test) is None:
         return True
@@ -142,7 +142,7 @@ def _has_as_many(listing: Listing, data: DataConfig, run: Run) -> bool:
     if data.hold_out:  # its test images were not counted
         return found >= read
     left_out = sum(len(names) for names in described.get("unreadable", {}).values())
-    return read <= found <= read + left_out  # those may have been removed since
+    return read <= found <= read + left_out  # unreadable ones may have been removed since
 
 
 def _readable(stored: StoredImages, where: str, *, skip: bool) -> StoredImages:

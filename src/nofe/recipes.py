@@ -292,7 +292,7 @@ def recipes_named(name: str, architecture: Architecture) -> Recipes:
 
 
 def recipe_for(weights: str) -> str:
-    """The recipe where none is named: that of the architecture is for weights that begin at random."""
+    """The recipe where none is named: the architecture's own is for random weights only."""
     return "finetune" if weights else PAPER
 
 
@@ -349,5 +349,5 @@ def as_settings(chosen: Mapping[str, Any]) -> list[str]:
 
 
 def base_by(experts: ExpertsConfig) -> Recipe:
-    """The experts' recipe, for the base: every field of it, whichever there are."""
+    """The experts' recipe for a base: the fields that every Recipe has."""
     return Recipe(**{field.name: getattr(experts, field.name) for field in fields(Recipe)})

@@ -1,8 +1,9 @@
 """Stages that another run has trained already.
 
-A stage is known by all that its outcome is asked by: a second run with the same key can take the first one's files. A
-sweep over recipes or experts then shares bases and generalists. On a GPU two trainings with one key do not end alike to
-the bit, and two generalists may end with other specialties: experts are taken only with the specialties they are of.
+The key of a stage is a digest of every setting that its outcome depends on: a run can take over the files of a stage
+with the same key. A sweep over recipes or experts then shares bases and generalists. On a GPU two trainings with one
+key do not end alike to the bit, and two generalists may find different specialties, so experts are only taken over by a
+run with the specialties that they were trained for.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from nofe.training.checkpoint import discard_checkpoints, stored_checkpoint
 
 
 def stage_keys(config: RunConfig) -> dict[str, str]:
-    """For each stage of a run, a digest of all that its outcome is asked by, the seed included."""
+    """For each stage of a run, a digest of every setting that its outcome depends on, the seed included."""
     common = {
         "architecture": config.architecture,
         "seed": config.seed,
@@ -68,9 +69,9 @@ def donors_named(paths: Iterable[Path | str]) -> list[Path]:
 
 
 def adopt(run: Run, config: RunConfig, donors: Iterable[Path]) -> list[str]:
-    """Copy the finished stages of other runs on the same data that were asked for alike; names them.
+    """Copy finished stages with the same keys from other runs on the same data; returns their names.
 
-    Of those who have most of it first.
+    Runs that have the most of them come first.
     """
     if config.until == "experts" and not _finished(run, "generalist"):
         forget_experts(run)
@@ -87,14 +88,14 @@ def adopt(run: Run, config: RunConfig, donors: Iterable[Path]) -> list[str]:
                 _copy(donor, theirs, run, ours)
                 adopted.append(ours)
     if "generalist" in adopted and stored_checkpoint(run, "experts") is not None:
-        discard_checkpoints(run)  # under way on the specialties before
+        discard_checkpoints(run)  # of experts for the specialties before
     return adopted
 
 
 def _offered(donor: Run, ours: Mapping[str, Any], wanted: Container[str]) -> dict[str, str]:
-    """What it has finished of the keys that are wanted: its own name of each, a generalist before its experts.
+    """The wanted keys that a donor has finished, with its own name of each stage, a generalist before its experts.
 
-    On the same images, and from files of the same content.
+    None if the donor had other images, or files of other content.
     """
     try:
         keys = stage_keys(configuration.from_json(donor.read_config()))

@@ -23,7 +23,7 @@ def images_of_run(config: RunConfig, run: Run, runtime: Runtime, given: Dataset 
 
 
 def images_of_finished_run(config: RunConfig, run: Run, runtime: Runtime) -> Dataset:
-    """What was unreadable then is left out, and nothing is looked for."""
+    """Without the images that were unreadable when it began; the others are not looked at again."""
     listed = read_dataset(config, runtime, was_streamed(run))
     return held_out(config, leave_out(listed, left_out_earlier(run) or Looked({})))
 
@@ -51,7 +51,7 @@ def was_streamed(run: Run) -> bool | None:
 
 
 def without_unreadable(config: RunConfig, dataset: Dataset, run: Run, ranks: Ranks) -> Dataset:
-    """Of images on disk: rank 0 looks at each of them before the run begins; one that goes on leaves out the same."""
+    """Before a run begins, rank 0 looks at each image on disk; a resumed run leaves out what was unreadable then."""
     found = left_out_earlier(run) or ranks.first(
         lambda: look_through(dataset, skip_unreadable=config.data.skip_unreadable)
     )

@@ -43,7 +43,7 @@ OWN = (
     *(CONFIG, ENVIRONMENT, METRICS, SPECIALTIES, GENERALIST, NETWORK, BASE, PAPER_BASE, INPUT, KERNELS, PREDICTIONS),
     *(SUMMARY, TIME, REPORT, FIGURES, CHECKPOINTS, MANIFEST),
 )
-RUNS_NAMED = 5  # where one that is not there may be another
+RUNS_NAMED = 5  # at most, to choose from where a folder holds no run
 
 
 class Run:
@@ -175,7 +175,7 @@ class Run:
 
 
 def _content(file: Path) -> bytes:
-    """A file that cannot be read is neither absent nor damaged: what it holds is not made again."""
+    """A file that cannot be read is an error: it is neither absent nor damaged, and must not be made again."""
     try:
         return file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -191,7 +191,7 @@ def is_run(path: Path) -> bool:
 
 
 def no_run_in(path: Path) -> str:
-    """What a folder that holds no run is answered with: the runs that may have been meant."""
+    """What to say of a folder that holds no run, with the runs nearby that may have been meant."""
     said = f"{path}: no run is here (there is no {CONFIG}); name the folder of one"
     beside = path.parent if path.name else path.absolute().parent
     for where, folder in (("inside", path), ("inside", path / "runs"), ("beside it", beside)):
@@ -240,7 +240,7 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
 
 
 def _remove_if_nothing_has_begun(path: Path) -> None:
-    """The next run is not to find its name taken by one whose input was refused."""
+    """A run whose input was refused must not leave a folder that takes the name from the next."""
     with suppress(OSError):
         if [entry.name for entry in path.iterdir()] == [LOCK]:
             (path / LOCK).unlink()
@@ -259,14 +259,15 @@ def _make(path: Path) -> None:
 
 
 def _refuse_other_content(path: Path) -> None:
-    """Of a folder without a run: all that a run which was cut off at its beginning leaves there is its own.
+    """Refuse a folder that holds other files and no run.
 
-    The lock is the first file of a run, so without it nothing is. Hidden files are nobody's content.
+    Files that a run cut off at its beginning has left do not count, but only beside a lock, which is the first file
+    of every run. Nor do hidden files.
     """
     try:
         found = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError:
-        return  # absent; or one that cannot be written to either, which is told where it is tried
+        return  # absent; or not readable, which is reported when it is written to
     own = {*OWN, *Run(path)._manifest()} if (path / LOCK).exists() else set()
     others = [name for name in found if name not in own]
     if others:
@@ -306,7 +307,7 @@ NOT_HERE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST,
 
 @contextmanager
 def failing_writes_explained(path: Path) -> Iterator[None]:
-    """Around writes alone: what else fails is not the folder's fault."""
+    """To be put around writes alone: other failures are not the folder's fault."""
     try:
         yield
     except OSError as error:

@@ -30,7 +30,7 @@ def on_signals_to_end(handle: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def ending_at_once(what: str) -> Iterator[None]:
-    """Where there is nothing to save yet: a signal that a run would answer after its next step is answered now.
+    """While there is nothing to save yet: end at once at a signal, where a run would finish its step first.
 
     Outside of `on_signals_to_end`, as in a program of the user's own, nothing changes.
     """
@@ -49,5 +49,5 @@ def ending_at_once(what: str) -> Iterator[None]:
 
     with on_signals_to_end(end):
         yield
-    if came:  # while the callback of a weak reference ran, say, where Python drops what is raised
+    if came:  # where Python drops what is raised, such as in the callback of a weak reference
         raise interrupted(came[0])

@@ -24,7 +24,7 @@ from nofe.training.recipe import recipe_field
 
 
 def images_before_training(task: Task) -> dict[str, Any]:
-    """What is learned from and judged by, and how large it was before it was made as small as the network reads."""
+    """The images to train on and to judge by, with their size in the files, in memory and as the network reads it."""
     dataset = task.dataset
     return {
         "dataset": task.config.data.name,
@@ -56,7 +56,7 @@ def sizes_before_training(task: Task) -> dict[str, dict[str, int]]:
 
 
 def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Last-epoch figures of every network, and what those over classes say of every test image."""
+    """Figures of every network after its last epoch, written with what base and experts say of every test image."""
     config = task.config
     lines = task.run.metrics()
     figures = {stage: last_epoch(task, lines, stage, network) for stage, network in networks.items()}
@@ -77,7 +77,7 @@ def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
 
 
 def stored_predictions(predictions: Mapping[str, Predictions]) -> dict[str, NDArray[Any]]:
-    """What every network says of every test image, and once what it shows."""
+    """What every network says of every test image, beside the labels."""
     stored: dict[str, NDArray[Any]] = {"labels": predictions["experts"].labels}
     for stage, each in predictions.items():
         stored[stored_name(stage, "classes")] = each.classes
@@ -98,7 +98,7 @@ def last_epoch(task: Task, lines: list[dict[str, Any]], stage: str, network: nn.
 
 
 def kept_together(dataset: Dataset, specialties: Specialties) -> dict[str, dict[str, float]]:
-    """For each grouping that people made: the share of its pairs that share an expert, and what chance would give."""
+    """For each grouping by people: the share of its pairs of classes that share an expert, and that by chance."""
     chance = chance_of_pairs_together(specialties.sizes)
     return {
         name: {"together": pairs_together(given_groups(ids), specialties), "by_chance": chance}

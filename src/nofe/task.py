@@ -53,9 +53,9 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
     if begun := run.has(runs.CONFIG):
         require_same_images(dataset, run)
         require_same_files(config, run)
-        config = configuration.from_json(run.read_config())  # in which data that was moved has its first place
+        config = configuration.from_json(run.read_config())  # which has the first place of data that was moved
         then = run.read_json(runs.ENVIRONMENT)
-        torch.set_num_threads(then.get("threads", torch.get_num_threads()))  # another number rounds otherwise
+        torch.set_num_threads(then.get("threads", torch.get_num_threads()))  # another number would round differently
     else:
         run.discard_all()  # what an earlier configuration may have left here
         found = {"data": _described(dataset), "files": files_of(config)}
