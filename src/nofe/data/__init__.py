@@ -73,7 +73,7 @@ def is_listed(name: str) -> bool:
 
 
 def require_root_is_read(name: str, root: Path) -> None:
-    """Or who names a root would think that it is where these images are looked for."""
+    """Refuse a root that is not read: its user would think that these images are looked for there."""
     if is_listed(name):
         kind, _, path = name.partition(":")
         raise UserError(

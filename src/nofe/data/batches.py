@@ -26,7 +26,7 @@ from nofe.streams import stream
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random crops of the zero-padded image, and mirroring; by choice more, in the order of the fields from the end."""
+    """Random crops of the zero-padded image, and mirroring; RandAugment or TrivialAugment before, erasing after it."""
 
     crop: int = 32  # pixels fed to the network
     padding: int = 0  # zeros on each side before cropping; 0 after the mean is subtracted
@@ -60,7 +60,7 @@ def _nothing() -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """What happens to every image of an epoch, in the order in which they are visited; empty: it does not happen."""
+    """What happens to every image of an epoch, in the order of the visits; what does not happen is empty."""
 
     order: NDArray[np.int64]  # (N,) index of the image
     top: NDArray[np.int64]  # (N,) offset of the crop in the padded image

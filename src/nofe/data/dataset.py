@@ -19,7 +19,7 @@ class ImageSet:
 
     images: NDArray[np.uint8]  # (N, 3, H, W), contiguous
     labels: NDArray[np.int64]  # (N,)
-    channel_mean: tuple[float, float, float] | None = None  # to subtract, where it is known; else that of each pixel
+    channel_mean: tuple[float, float, float] | None = None  # subtracted where it is known, instead of each pixel's mean
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels

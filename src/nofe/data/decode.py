@@ -65,13 +65,13 @@ def decode_image(source: Path | Source, image_size: int, out: NDArray[np.uint8] 
 
 
 def square_of_whole(whole: Whole, image_size: int) -> NDArray[np.uint8]:
-    """The second half of it."""
+    """The middle square of a decoded picture, upright: (3, H, W)."""
     small = whole.shrunk(_middle(*whole.image.size, 1), (image_size, image_size))
     return np.asarray(small).transpose(2, 0, 1)  # a view: it is copied once, to where it is wanted
 
 
 def middle_square(image: Image.Image, image_size: int) -> Image.Image:
-    """The same of an image that somebody else has opened."""
+    """The same of an image that is open already, as a Pillow image in RGB."""
     _check_pixels(*image.size)
     square = _resized(_to_rgb(image), _middle(*image.size, 1), (image_size, image_size))
     turn = UPRIGHT.get(_orientation(image))
@@ -146,7 +146,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         layer = image.convert("RGBA")
         page = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(page, layer).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+    return image if image.mode == "RGB" else image.convert("RGB")  # convert always copies
 
 
 def bytes_of_16_bits(values: NDArray[np.integer]) -> NDArray[np.uint8]:

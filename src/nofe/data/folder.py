@@ -113,9 +113,9 @@ def physical_memory() -> int | None:
 
 
 def _without_waiting(source: Source) -> Source:
-    """To open a pipe is to wait for its writer. A worker process is given up after a while, a thread cannot be."""
+    """Refuse a pipe: opening it waits for its writer, and a thread cannot be given up as a worker process can."""
     path = Path(source.path) if isinstance(source, Stored) else None
-    if path is not None and not path.is_file() and path.exists() and not path.is_dir():  # of most, one question
+    if path is not None and not path.is_file() and path.exists() and not path.is_dir():  # most are files: one question
         raise UnreadableError("not a regular file")
     return source
 

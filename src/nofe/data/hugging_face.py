@@ -116,7 +116,7 @@ def _pictures(path: Path, split: Any, name: str, image: str, label: str, number_
 
 
 def _encoded(value: Any) -> Source:
-    """Of {"bytes": ..., "path": ...} with either of them, or of bytes; none at all are an empty file to the decoder."""
+    """An image of {"bytes": ..., "path": ...}, either of which may be missing, or of bare bytes; else empty."""
     if isinstance(value, dict):
         content, path = value.get("bytes"), value.get("path")
         return Stored(path) if content is None and path else bytes(content or b"")

@@ -47,7 +47,7 @@ def walk(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _refuse_unlisted(error: OSError) -> NoReturn:
-    """What lies in a folder that cannot be listed is not to be missing without a word."""
+    """Images must not go missing without a word because their folder cannot be listed."""
     raise UserError(f"{error.filename}: cannot be read ({error.strerror or error}); check its permissions") from error
 
 

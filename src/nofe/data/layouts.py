@@ -175,7 +175,7 @@ def _down_to_a_choice(folder: Path, name: str) -> str:
 def _are_groups(train_folder: Path, below: Mapping[str, Sequence[str]]) -> bool:
     """Whether these folders are groups, and the folders inside of them the classes.
 
-    So where none holds an image itself, some have several folders, and no name comes twice: a class that was
+    They are if none holds an image itself, some hold several folders, and no name comes twice: a class that was
     photographed on several days has day-1/, day-2/ like every other.
     """
     if not any(len(inner) > 1 for inner in below.values()) or not all(below.values()):
@@ -240,7 +240,7 @@ def _tell_images_beside_classes(folder: Path) -> None:
 
 
 def _tell_parts_not_read(path: Path, train_folder: Path, test_folder: Path, test: str) -> None:
-    """Such as test/ beside val/. Whoever names the folder to test on knows what is left."""
+    """A warning of test/ beside val/, say; none to a user who has named the folder to test on."""
     if train_folder == path or fraction_of(test) is None:
         return
     for name in subfolders(path):

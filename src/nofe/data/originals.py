@@ -26,7 +26,7 @@ def usual_side(name: str) -> int | None:
 
 
 def _photos(folder: Path) -> Iterator[Path]:
-    """The first of some folders, which are spread over all of them; of train/, if there is one."""
+    """The first photos of some class folders, taken at even distances; of train/, if there is one."""
     if not folder.is_dir():
         return
     train = part_of(subfolders(folder), TRAIN_FOLDERS)

@@ -1,4 +1,4 @@
-"""Photos that somebody wants named: files, or images that Pillow has opened."""
+"""Photos to be classified: files, or images that Pillow has opened."""
 
 import os
 from collections.abc import Iterable

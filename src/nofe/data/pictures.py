@@ -59,7 +59,7 @@ class Pictures(ABC):
 
     @abstractmethod
     def describe_into(self, digest: "hashlib._Hash") -> None:
-        """All that tells these images from others and can be had without reading them."""
+        """All that tells these images from others and is known without reading them."""
 
     def subset(self, index: NDArray[np.int64]) -> "Pictures":
         return Chosen(self, index)

@@ -224,7 +224,7 @@ def _checksums(files: Sequence[Path], manifest: dict[str, Any] | None) -> list[s
 
 
 def _require_all(path: Path, manifest: dict[str, Any] | None) -> None:
-    """That are listed: without its test shards a set would be judged by images of its training shards."""
+    """That every shard in the manifest is there: else a set without its test shards would hold out training images."""
     for shard in (manifest or {}).get("shards", []):
         if not (path / shard["file"]).exists():
             raise UserError(f"{path / shard['file']}: no such file, and {MANIFEST} lists it; run nofe pack again")

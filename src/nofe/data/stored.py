@@ -93,7 +93,7 @@ def open_dataset(
 ) -> Dataset:
     """The data set of that name: in memory, or on disk where it would take more than `memory` bytes.
 
-    `stream` decides it instead. Of those on disk `look_through` finds the unreadable ones.
+    `stream` decides it instead. Unreadable images on disk are found later, by `look_through`.
     """
     with ending_at_once(f"{name}: while its images were read"):
         if not is_listed(name):
@@ -124,7 +124,7 @@ def stored_dataset(listing: Listing, image_size: int, workers: int = 0) -> Datas
 
 @dataclass(frozen=True, eq=False)
 class Looked:
-    """What came of looking at every image of a data set on disk."""
+    """What was found by looking at every image of a data set on disk."""
 
     unreadable: Mapping[str, Sequence[str]]  # names, for each part that has some
     mean: NDArray[np.float32] | None = None  # of the readable training images, (3, H, W)

@@ -64,7 +64,7 @@ class StreamedImages(DeviceImages):
 
 
 class _Reader:
-    """`reader[index]` is what `pixels[index]` of a set on the device is."""
+    """In the place of `pixels`: `reader[index]` reads what `pixels[index]` of a set on the device would give."""
 
     def __init__(self, stored: StoredImages, device: torch.device) -> None:
         self._stored, self._device = stored, device
@@ -80,7 +80,7 @@ class _Reader:
         return torch.from_numpy(pixels).to(self._device)
 
     def ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-        self._drop()  # what nobody came for
+        self._drop()  # what was read ahead earlier and never asked for
         before: Tensor | None = None
         try:
             for part in parts:

@@ -17,7 +17,7 @@ TASKS_AHEAD = 4  # of each worker
 @dataclass(frozen=True, eq=False)
 class Survey:
     unreadable: dict[int, str]  # why, by index, in the order of the images
-    total: NDArray[np.int64]  # (3, H, W), over the readable ones; whole numbers, so whoever adds first
+    total: NDArray[np.int64]  # (3, H, W), over the readable ones; exact in any order, being whole numbers
 
 
 def survey(pictures: Pictures, image_size: int, workers: Workers) -> Survey:
