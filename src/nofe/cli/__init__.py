@@ -27,7 +27,7 @@ app = typer.Typer(
 
 
 def _say_versions(is_asked: bool) -> None:
-    """What a report of a bug begins with."""
+    """Print the versions that the report of a bug should name."""
     if not is_asked:
         return
     said = []

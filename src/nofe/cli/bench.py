@@ -160,7 +160,7 @@ def bench_runs(
 
 
 def _keep(table: dict[str, Any], name: str, runtime: "Runtime", out: Path | None, grow: str | None = None) -> None:
-    """As JSON, in `out` or by its name among those of the device; beside it a plot of what grows."""
+    """Write the table as JSON, to `out` or by its name to the device's results; with `grow` also a plot of it."""
     from nofe.bench.tables import keep
 
     file = keep(table, name, runtime, out)

@@ -34,7 +34,7 @@ from nofe.side_by_side import AT_ONCE
 if TYPE_CHECKING:
     from nofe.side_by_side import Outcome
 
-MARK, SIZE_OF_A_HEAD = b"by `nofe results`", 1000  # what its own pages begin with, in so many bytes
+MARK, SIZE_OF_A_HEAD = b"by `nofe results`", 1000  # its own pages have this mark in their first bytes
 
 
 def sweep(
@@ -177,7 +177,7 @@ def reproduce(
 
 
 def _require_all_done(verb: str, outcome: "Outcome") -> None:
-    """What failed would fail again; what had no time goes on."""
+    """An error with what is left, if anything is: the same command goes on with it, but for jobs that failed."""
     from nofe.errors import RunError, UserError
 
     if not (unfinished := outcome.in_words()):

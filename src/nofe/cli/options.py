@@ -144,7 +144,7 @@ def network_settings(
     branch_width: float | None,
     parameters: int | None,
 ) -> dict[str, Any]:
-    """Likewise."""
+    """The same of the options of the network."""
     return {
         "adapt.weights": _source_of_weights(pretrained, weights),
         "adapt.frozen_trunk": True if frozen_trunk else None,

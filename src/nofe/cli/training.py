@@ -170,7 +170,7 @@ def _usual(config: "RunConfig") -> Path:
 
 
 def _chosen(out: Path, ranks: "Ranks") -> Path:
-    """A free folder; the one that was free at first, when torchrun starts the processes again."""
+    """A free folder; where torchrun has started the processes again, the one that was chosen the first time."""
     chosen = Path(ranks.recall(f"chosen for {out}") or _free(out))
     ranks.remember(f"chosen for {out}", str(chosen))
     return chosen

@@ -31,8 +31,7 @@ Figure = Callable[[str, str], Figures]  # (table, label of a row) -> what was me
 
 
 def judged(index: Index, *, once_a_seed: bool = False) -> list[Judged]:
-    """Every claim. `once_a_seed`: with one figure for each seed, the mean of its runs, for who doubts that they are
-    independent."""
+    """Every claim. `once_a_seed` takes one figure for each seed, the mean of its runs: they may not be independent."""
 
     def figure(table: str, label: str) -> Figures:
         measured = index.of(row_of(table, label))

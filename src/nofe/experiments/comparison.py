@@ -12,7 +12,7 @@ Figures = Sequence[float]  # per cent, one for each run
 
 @dataclass(frozen=True)
 class Comparison:
-    """That one network is above another."""
+    """Figures for the claim that one network is above another."""
 
     words: str
     above: Figures
@@ -34,7 +34,7 @@ class Comparison:
         return HELD if statistics.mean(self.above) > statistics.mean(self.below) else NOT_HELD
 
     def _learned_nothing(self) -> str:
-        """Which runs did; their mean with others that learned is the accuracy of neither."""
+        """How many runs did, in words: their mean with runs that learned would be the accuracy of neither."""
         sides = {"first": self.above, "second": self.below}
         idle = {side: sum(each < LEARNED for each in figures) for side, figures in sides.items()}
         said = ", ".join(f"{idle[side]} of {len(sides[side])} of the {side}" for side in sides if idle[side])
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def chance(self) -> float | None:
-        """Of such a difference between two networks that are alike; None where it is not judged."""
+        """That two networks that are alike differ as much; None where it is not judged."""
         if self.outcome not in (HELD, NOT_HELD, TOO_CLOSE):
             return None
         return chance_of_difference(self.above, self.below)

@@ -107,7 +107,7 @@ class Left:
     unknown: bool  # whether something has none
 
     def __str__(self) -> str:
-        """Minutes."""
+        """In minutes."""
         if self.unknown:
             return f"more than {self.seconds / 60:.1f}" if self.seconds else "not known"
         return f"{self.seconds / 60:.1f}"
@@ -137,9 +137,9 @@ def left_of(
     growth: Growth,
     at_once: int = 1,
 ) -> Left:
-    """A stage that several missing runs share is paid for once; one of a finished run, once more.
+    """What missing runs cost. A stage that they share counts once, even if a finished run has trained it already.
 
-    Beside others, as many as there are up to `at_once`, only networks have an estimate that were timed so.
+    Side by side, up to `at_once` of them, only networks that were timed in this way have an estimate.
     """
     jobs = [Job(experiment, seed) for experiment in experiments for seed in range(seeds)]
     paid: set[str] = set()
@@ -159,7 +159,7 @@ def left_of(
 
 
 def seconds_of_job(job: Job, paid: set[str], growth: Growth) -> float:
-    """By the number of its experts, where their branches have the width that was measured."""
+    """What training costs, by the number of experts where their branches have the width that was measured."""
     seconds = job.seconds_of_training(paid)
     config = job.config
     keys = {} if job.experiment.hdcnn else stage_keys(config)

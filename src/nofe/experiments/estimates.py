@@ -67,7 +67,7 @@ def seconds_of_hdcnn(behind: Mapping[str, int]) -> float:
 
 @functools.cache
 def times_the_work(of: str, architecture: str) -> float:
-    """Multiplications of one network beside those of another."""
+    """How many times the multiplications of one network another has."""
     with torch.device("meta"):
         larger, base = (
             size_of(known.classifier(CLASSES), known.input_size).multiplications
@@ -78,7 +78,7 @@ def times_the_work(of: str, architecture: str) -> float:
 
 @functools.cache
 def times_the_work_of_base(name: str, adapt: AdaptConfig, experts: int) -> float:
-    """Multiplications of the experts beside those of their base."""
+    """How many times the multiplications of their base the experts have."""
     architecture = architecture_with(name, adapt, CLASSES, experts)
     sizes = sizes_of(architecture, CLASSES, experts, architecture.input_size)
     return sizes["experts"].multiplications / sizes["base"].multiplications

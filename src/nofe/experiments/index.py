@@ -78,9 +78,9 @@ class Index:
 
 
 def _without_copies(measured: Iterable[Measured]) -> list[Measured]:
-    """One of each training: a run that took a stage over from another has its epochs, to the millisecond.
+    """One of each training: a run that took a stage over from another has the same epochs, to the millisecond.
 
-    Not so its last figure, which is measured again: on a GPU an image may change sides.
+    Its last figure is left out of the comparison: it was measured again, and on a GPU may differ by an image.
     """
     trainings = {}
     for each in measured:

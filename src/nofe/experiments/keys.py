@@ -1,4 +1,4 @@
-"""By what results and experiments are known: the keys of their stages."""
+"""The keys of the stages of results and experiments, by which they are told apart."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def _keys_of_hdcnn(config: RunConfig, recipe: Mapping[str, Any]) -> dict[str, st
 
 
 def _recipe_of_hdcnn(stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """This version's, or one that a result has: fields it has not, as from before they were added, are the default."""
+    """This version's, or that of a result, in which fields that are newer than it have their defaults."""
     from nofe.experiments.hdcnn import HDCNNConfig
 
     return asdict(HDCNNConfig() if stored is None else configuration.structured(stored, HDCNNConfig))

@@ -51,7 +51,7 @@ def retrieval(run: Path, runtime: Runtime) -> dict[str, Any]:
 def networks_to_time(runs: Sequence[Path]) -> tuple[dict[str, nn.Module], int]:
     """Base and experts of some runs, HD-CNN of others, each as one network; and the pixels of an image.
 
-    What HD-CNN is compared with is there in any case: a time does not depend on weights.
+    Beside HD-CNN alone, base and experts have random weights: a time does not depend on weights.
     """
     networks: dict[str, nn.Module] = {}
     crop = NIN_C100.input_size

@@ -68,7 +68,7 @@ def file_result(run: Run, folder: Path, name: str | None = None, **more: Any) ->
 
 
 def _name_of_its_own(result: dict[str, Any], folder: Path, name: str) -> str:
-    """With a digest where the name is taken by a run that was asked for otherwise, by another recipe, say."""
+    """The name, with a digest if a run with other settings has it already, such as another recipe."""
     keys, taken = keys_of(result), _path_of(result, folder, name)
     if taken.exists() and keys_of(json.loads(taken.read_text())) != keys:
         return f"{name}-{digest(keys)[:8]}"

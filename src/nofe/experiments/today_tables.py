@@ -35,7 +35,7 @@ def _experts_of_today(
     so: str = "",
     **augmented: tuple[str, ...],
 ) -> Row:
-    """Of the epochs of generalist and experts; `so` says what else is special about it."""
+    """`epochs` are those of generalist and experts; `so` says what else is special about the row."""
     # About ten updates of the specialties, however short the generalist: they settle by then (figure-3, `exact`).
     often = f"generalist.update_every={min(1.0, epochs[0] / UPDATES):g}"
     lasting = (f"generalist.epochs={epochs[0]}", often, f"experts.epochs={epochs[1]}")

@@ -108,7 +108,7 @@ def gain(figures: Mapping[str, Any], base: str) -> float:
 
 
 def difference_in_words(base: Mapping[str, float], experts: Mapping[str, float], images: int) -> str:
-    """Of the shares of mistakes, as images: where the gain comes from."""
+    """Where the gain comes from: shares of mistakes, told as numbers of images."""
 
     def beside_the_base(kind: str) -> str:
         less = round((base[kind] - experts[kind]) * images)

@@ -25,7 +25,7 @@ DOTS_PER_INCH = 220
 PAPER, INK, GRID = "#ffffff", "#24292f", "#d9dde2"
 COLOURS = {"experts": "#d55e00", "base": "#0072b2", "base-paper": "#a8508a", "generalist": "#00815e"}
 RIGHT, INSIDE, ACROSS = "#0072b2", "#7cc0ea", "#d55e00"  # the right specialty is blue, the right class dark blue
-FEW, ALL = "#5aa5d8", "#062f52"  # on the paper, which is none
+FEW, ALL = "#5aa5d8", "#062f52"  # shares of images; none is the paper itself
 MARKERS = {"experts": "o", "base": "s", "base-paper": "^", "generalist": "D"}
 LABELS = {"experts": "experts", "base": "base", "base-paper": "base, paper's recipe", "generalist": "generalist"}
 

@@ -295,6 +295,6 @@ def class_name(record: Record, c: int) -> Html:
 
 
 def in_list(record: Record, c: int) -> Html:
-    """Quoted where it has a comma."""
+    """The name of a class for a list, quoted where it has a comma."""
     mark = text('"') if quoted(record.class_names[c]) != record.class_names[c] else ""
     return Html(f"{mark}{class_name(record, c)}{mark}")

@@ -11,9 +11,9 @@ from nofe.report.record import judged_by
 from nofe.runs import Run
 from nofe.suggestions import counted
 
-SMALL = 64  # pixels a side that are made for small images: a photo loses more than in 224
-MUCH_LARGER = 2  # times
-MOST = 0.75  # of the side of an image: all recipes read more of it
+SMALL = 64  # pixels a side that a network reads, or fewer, if it is made for small images
+MUCH_LARGER = 2  # times as large as it is stored
+MOST = 0.75  # of the side of an image, or more, is read by every recipe
 GLANCE = 20  # experts, and classes of each, that are listed when a training ends
 TOP = 5  # most probable classes, of which one should be the right one
 
