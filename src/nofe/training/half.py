@@ -48,14 +48,14 @@ def forward_of(
 
 
 def _cast_by_autocast(replica: nn.Module, runtime: Runtime, images: Tensor) -> Tensor:
-    """Layer by layer: were they cast at once, gradients would come at once, and none could travel during backward."""
+    """Layer by layer: of weights cast at once the gradients come at once, and none could be sent during backward."""
     with runtime.autocast():
         logits: Tensor = replica(images)
     return logits
 
 
 def _is_cast_by_autocast(module: nn.Module) -> bool:
-    """Layers of our own say so; other modules, and layers that compute with their weights first, are left to it."""
+    """Whether autocast would cast the weights of a module as they are; layers of our own say so themselves."""
     plain = computes_as(module, nn.Conv2d, nn.Linear) or is_linear_in_timm(module)
     return plain or getattr(module, "cast_by_autocast", False)
 

@@ -33,7 +33,7 @@ class Journal:
         self.run, self.runtime, self.progress = run, runtime, progress
         self.ranks = runtime.ranks
         self._epoch_began = time.monotonic()
-        self._seen_before = 0  # images of the epoch that an interrupted run saw, in time that nobody took
+        self._seen_before = 0  # images of the epoch that an interrupted run saw, in a time that is not known
         self._saved = time.monotonic()
         self._writing = 0.0  # seconds that the last checkpoint took
 
@@ -74,7 +74,7 @@ class Journal:
         self._epoch_began, self._seen_before = time.monotonic(), 0
 
     def tell_if_it_guesses(self, state: TrainState, epoch: int, objective: Objective) -> None:
-        """Once, after epochs that any network should have learned something in."""
+        """Warn once, after epochs in which any network should have learned something."""
         if epoch == EPOCHS_TO_LEARN_IN:
             loss, guessing = state.mean_loss_and_accuracy()[0], objective.loss_of_guessing()
             if loss > CLEARLY_LEARNED * guessing:
@@ -84,7 +84,7 @@ class Journal:
                 )
 
     def save(self, state: TrainState, **stage_notes: Any) -> None:
-        """At the end of an epoch, unless the last checkpoint is younger than the runtime wants them apart."""
+        """At the end of an epoch, if the last checkpoint is as old as the runtime wants."""
         if self.ranks.first(lambda: time.monotonic() - self._saved >= self._seconds_apart()):
             self._write(state, stage_notes)
 
@@ -120,7 +120,7 @@ def _snapshot(state: TrainState, stage_notes: dict[str, Any], ranks: Ranks) -> C
         average = _renamed("to_disk", state, state.average.tensors)
         tensors |= {f"ema.{name}": tensor for name, tensor in average.items()}
     tensors["totals"] = state.totals
-    tensors["generator.cpu"] = ranks.gather(torch.get_rng_state())  # (ranks, ...): each drops its own
+    tensors["generator.cpu"] = ranks.gather(torch.get_rng_state())  # (ranks, ...): each has its own dropout
     device = state.totals.device
     if (own := generator_state(device)) is not None:
         tensors[f"generator.{device.type}"] = ranks.gather(own)
@@ -168,7 +168,7 @@ def _restore(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> boo
 
 def _restore_generators(state: TrainState, checkpoint: Checkpoint, runtime: Runtime) -> None:
     ranks, of_ranks = runtime.ranks, checkpoint.tensors["generator.cpu"]
-    if len(of_ranks) != ranks.count:  # the rest of this epoch drops other numbers than it would have
+    if len(of_ranks) != ranks.count:  # dropout is another one for the rest of this epoch
         torch.manual_seed(seed_for(state.seed, state.stage, "dropout", "after step", state.step) + ranks.rank)
         return
     # Copies: torch reads the state as if it were aligned, and crashes where a row of a file is not.
@@ -179,6 +179,6 @@ def _restore_generators(state: TrainState, checkpoint: Checkpoint, runtime: Runt
 
 
 def _renamed(how: str, state: TrainState, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A model that holds its weights in another shape than it saves them renames what goes with them alike."""
+    """A model whose weights have other names and shapes on disk renames what belongs to them in the same way."""
     rename = getattr(state.model, how, None)
     return rename(tensors) if callable(rename) else tensors

@@ -21,7 +21,7 @@ from nofe.training.mended import mend_compiler
 from nofe.training.runtime import Runtime
 
 MODES = ("eager", "captured", "compiled", "compiled+captured")
-# Where torch.fx keeps modules by their path there is a plain nn.Module, which nobody calls.
+# nn.Module itself, too: torch.fx nests modules by their path in plain ones, which nobody calls.
 NEVER_CALLED = (nn.Module, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (nn.Sequential, *NEVER_CALLED)
 PREPARING_GIVES_WAY_AFTER = 0.0005  # seconds: to the thread that launches steps
@@ -51,10 +51,10 @@ class CapturedStep:
 
     @contextmanager
     def giving_way(self) -> Iterator[None]:
-        """A few steps ahead of the GPU, not as many as its queue holds.
+        """Stay a few steps ahead of the GPU, instead of filling its queue.
 
-        Who launches into a full queue keeps the driver to itself until there is room; whatever another thread asks of
-        the GPU meanwhile, if only to copy a weight, takes a good part of a step.
+        A thread that launches into a full queue blocks the driver until there is room; whatever another thread asks of
+        the GPU meanwhile, if only to copy a weight, then takes a good part of a step.
         """
         self._ends = deque()
         try:
@@ -78,7 +78,7 @@ class CapturedStep:
         if self._graph is None:
             _left_for_after.clear()  # by a capture that failed
             graph = torch.cuda.CUDAGraph()
-            # What a step does on another stream, its own weights say, fills the gaps and does not go first.
+            # With priority: what a step does on another stream, such as to step weights, only fills the gaps.
             with torch.cuda.graph(graph, stream=torch.cuda.Stream(priority=-1)):
                 self._step()
             self._graph = graph
@@ -132,10 +132,10 @@ def launch_while_preparing(steps: Callable[[], None], runtime: Runtime, *, are_l
 
 
 def _prepare(tasks: list[Callable[[], bool]], launched: Future[None], *, is_last_chance: bool) -> None:
-    """What is not ready, or left when all is launched, has the next epoch from its beginning.
+    """Call each task once while steps are launched; at the last chance, again until all are done.
 
-    The next steps wait for what is under way when these are launched: begun late it keeps the GPU idle for longer. At
-    the last chance that is still better than not at all.
+    What is left has the next epoch from its beginning: the next steps wait for a task that is still at work when these
+    are launched, so one that begins late keeps the GPU idle for longer.
     """
     while tasks:
         for task in list(tasks):
@@ -151,12 +151,12 @@ _left_for_after: list[Callable[[], object]] = []
 
 
 def after_capture(do: Callable[[], object]) -> None:
-    """Once, when the capture under way has ended, before anything of it runs: for what is known only then."""
+    """Call `do` once, after the capture under way and before its first replay: for what is known only then."""
     _left_for_after.append(do)
 
 
 def milliseconds(launch: Callable[[], None], times: int, runtime: Runtime) -> float:
-    """Of one launch, the mean of several; what is still under way on the device is waited for first."""
+    """Of a launch, the mean of several, begun when the device has nothing left to do."""
     runtime.synchronize()
     began = time.perf_counter()
     for _ in range(times):
@@ -166,7 +166,7 @@ def milliseconds(launch: Callable[[], None], times: int, runtime: Runtime) -> fl
 
 
 def launches_in(launch: Callable[[], None], seconds: float, runtime: Runtime) -> int:
-    """How many fit in so long a time; one at least."""
+    """How many launches fit in so many seconds; at least one."""
     return max(1, int(1000 * seconds / max(milliseconds(launch, 3, runtime), 1e-3)))
 
 

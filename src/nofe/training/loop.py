@@ -36,7 +36,7 @@ class Objective:
     smoothing: float = field(default=0.0, kw_only=True)  # share of a target that is spread over all outputs
 
     def __call__(self, logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
-        """The mean loss, and the number of images recognised; of mixed ones, by what there is more of."""
+        """The mean loss, and the number of images recognised; a mixed one counts by the larger of its parts."""
         logits = logits.float()
         if isinstance(labels, Tensor):
             targets = self.target_of_class[labels]
@@ -51,7 +51,7 @@ class Objective:
         return loss, (logits.argmax(1) == torch.where(labels.share >= 0.5, own, other)).sum()
 
     def loss_of_guessing(self) -> float:
-        """Of a network that finds every target as likely as the others. Waits for the device."""
+        """The loss of a network to which every target is as likely as the others. Waits for the device."""
         return math.log(int(self.target_of_class.max()) + 1)
 
     def retarget(self, target_of_class: Tensor) -> None:
@@ -132,7 +132,7 @@ def train_epoch(
     if position == 0:
         state.totals.zero_()
         state.images = 0
-        # Every rank drops other numbers.
+        # Each rank has dropout of its own.
         torch.manual_seed(seed_for(state.seed, state.stage, "dropout", epoch) + runtime.ranks.rank)
     batches.begin(epoch, position)
     weights_may_have_changed(state.optimizer)
@@ -194,7 +194,7 @@ def training_step(state: TrainState, batches: Batches, objective: Objective, run
 
 
 def _what_is_compiled(state: TrainState, runtime: Runtime) -> str:
-    """What a step depends on, all but its numbers."""
+    """All that the compiled code of a step depends on, but not the values it computes with."""
     recipe = state.recipe
     of_batches = (
         recipe.batch,
@@ -213,7 +213,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 
 
 def advice_on_rate(state: TrainState) -> str:
-    """To somebody whose network does not learn."""
+    """Advice for a network that does not learn."""
     return f"try a lower rate (--set {recipe_field(state.stage)}.rate={state.recipe.rate / 10:g}) in a new run"
 
 

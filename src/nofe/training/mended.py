@@ -11,15 +11,15 @@ MENDED = "nofe: averages over the border"
 
 
 def mend_compiler() -> None:
-    """The gradient of an average whose window hangs over the border, as `ceil_mode` allows (PyTorch issue 198119).
+    """Mend the gradient of an average whose window hangs over the border, as `ceil_mode` allows (PyTorch issue 198119).
 
-    Forward divides by the pixels that such a window has, compiled backward by those it would have. A network trains
-    all the same, only worse: nothing else tells.
+    Forward divides by the pixels that such a window has, compiled backward by those that a whole window has. Nothing
+    shows it: the network trains all the same, only worse.
     """
     from torch.compiler import config
 
     _mend_average()
-    # Of the loss, over few rows, where it costs nothing; nobody can do anything about it.
+    # A warning about the loss, over few rows, where it costs nothing; there is nothing to be done about it.
     warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
     if MENDED not in config.cache_key_tag:  # or what was compiled before, and kept on disk, would be found again
         config.cache_key_tag = f"{config.cache_key_tag} {MENDED}".strip()
@@ -55,7 +55,7 @@ def _mend_average() -> None:
 
 
 def mend_pooling(model: nn.Module, device: torch.device) -> None:
-    """Averages of maps in channels last, where nothing is compiled.
+    """Mend the gradients of averages of maps in channels last, where nothing is compiled.
 
     Their gradients were wrong on CUDA where maps are padded (PyTorch issue 188344), and on Apple's GPUs altogether
     (issue 175190). Maps laid out the other way are averaged rightly.

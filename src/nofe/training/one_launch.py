@@ -38,10 +38,10 @@ class OneLaunchSGD(torch.optim.SGD):
         self._rates = _on_device([group["lr"].data_ptr() for group in self.param_groups], self._device)
         self._decays = torch.tensor([group["weight_decay"] for group in self.param_groups], device=self._device)
         self._lots = [_Lot(list(self._group_of), self._device)]  # each stepped by a launch of its own
-        self._is_told = False  # of gradients, as they come
+        self._is_told = False  # by hooks, of gradients as they come
         self._arrived: dict[nn.Parameter, None] = {}  # in the order in which they came
         self._beside = _Beside(self._device)
-        self._are_last = False  # the gradients that come, for this step
+        self._are_last = False  # whether those that come now are the last of this step
 
     def keep_copies(self, weights: Sequence[nn.Parameter]) -> list[Tensor]:
         """In bfloat16: leaves, to be differentiated in place of the weights. Every step makes them anew."""
@@ -102,7 +102,7 @@ class OneLaunchSGD(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for lot in self._lots:
-            if lot.waits_for:  # or it was stepped beside backward
+            if lot.waits_for:  # else it was stepped beside backward
                 self._step(lot)
 
     @torch.no_grad()

@@ -45,7 +45,7 @@ def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 def caffe_sgd(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
     multipliers = multipliers_of(model)
-    decay = 1.0 if recipe.decay_norms else 0.0  # of batch norm that is torch's, too, which knows no multipliers
+    decay = 1.0 if recipe.decay_norms else 0.0  # also for torch's own batch norm, which knows no multipliers
     multipliers |= {name: replace(multipliers[name], decay=decay) for name in _batch_norms(model)}
     groups = _groups(model, recipe, multipliers, velocity_holds_rate=True)
     return _fastest_sgd(groups, lr=recipe.rate, momentum=recipe.momentum)
@@ -91,7 +91,7 @@ def _fastest_sgd(groups: list[dict[str, Any]], **settings: Any) -> torch.optim.S
 
 
 def _lie_without_gaps(groups: list[dict[str, Any]]) -> bool:
-    """A single kernel takes a weight and its gradient for pieces of memory that are laid out alike, without a look.
+    """Whether a single kernel may be used: it takes a weight and its gradient for memory laid out alike, unchecked.
 
     Torch lays gradients out like weights, but not where these have gaps.
     """
@@ -101,7 +101,7 @@ def _lie_without_gaps(groups: list[dict[str, Any]]) -> bool:
 
 
 def backward_and_step(optimizer: torch.optim.Optimizer, loss: Tensor, *, ranks: int = 1) -> None:
-    """An optimizer that can steps weights while backward goes on; not where gradients are still averaged over ranks."""
+    """Weights are stepped during backward, if the optimizer can and gradients need not be averaged over ranks."""
     at_once = getattr(optimizer, "backward_and_step", None)
     if at_once and ranks == 1:
         at_once(loss)
@@ -111,14 +111,14 @@ def backward_and_step(optimizer: torch.optim.Optimizer, loss: Tensor, *, ranks: 
 
 
 def weights_may_have_changed(optimizer: torch.optim.Optimizer) -> None:
-    """By a checkpoint, say. Where the optimizer keeps copies of them it makes them anew."""
+    """To be called when something else than a step may have changed them: an optimizer that has copies renews them."""
     refresh = getattr(optimizer, "refresh_copies", None)
     if refresh:
         refresh()
 
 
 def _plain_multipliers(model: nn.Module, recipe: Recipe) -> dict[str, Multipliers]:
-    """Norms and biases without decay, unless the recipe wants it; the layers' own, which are Caffe's, do not count."""
+    """Norms and biases without decay, unless the recipe wants it; the multipliers of Caffe's layers do not count."""
     found = {}
     for name, parameter in model.named_parameters():
         owner, _, own_name = name.rpartition(".")

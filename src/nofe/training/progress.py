@@ -126,7 +126,7 @@ class Counting:
         self._go_on(images)
 
     def take_over(self, images: int) -> None:
-        """They were there already."""
+        """Images that an earlier command has done already."""
         self._go_on(images)
 
     def in_words(self) -> str:

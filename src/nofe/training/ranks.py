@@ -28,7 +28,7 @@ from nofe.errors import NofeError, RunError, UserError
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # for a rank that hangs, or reads its images slowly; one that dies is noticed at once
-PATIENCE = timedelta(seconds=10)  # of a rank that ends with an error, for the others to end with it
+PATIENCE = timedelta(seconds=10)  # that a rank with an error has with the others, which should end with it
 AGREEMENT_STEPS = 8  # between two agreements on whether to stop, on GPUs
 Error = tuple[type[NofeError], str]
 
@@ -46,7 +46,7 @@ class Ranks:
         self._memory = memory
 
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
-        """There is one such group; a copy of a network whose layers speak to it speaks to the same."""
+        """There is only one such group: the layers of a copied network talk to the same."""
         return self
 
     def first(self, make: Callable[[], T]) -> T:
@@ -102,7 +102,7 @@ class ProcessGroup(Ranks):
         self._agreement: tuple[Tensor, dist.Work] | None = None
 
     def first(self, make: Callable[[], T]) -> T:
-        if self._speaking:  # inside another one: the other ranks wait for that, and hear nothing of this
+        if self._speaking:  # inside another call: the other ranks wait for its outcome, and take no part in this one
             return make()
         value: Any = None
         error: NofeError | None = None
@@ -180,7 +180,7 @@ class ProcessGroup(Ranks):
             return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def leave(self, patience: timedelta = TIMEOUT) -> None:
-        """Once all are here: the first one to go would otherwise break off what the others are reading."""
+        """When all have come here: the first to leave would otherwise break off what the others are reading."""
         self._finish_agreement(patience)
         dist.all_reduce(torch.zeros(1), async_op=True).wait(patience)
         dist.destroy_process_group()

@@ -39,7 +39,7 @@ STEPS_WORTH_COMPILING = 20_000
 SHARES = (100, 50, 25, 12)
 SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
-SECONDS_OF_ONE_ORDER = 2.0  # in which a signal that comes again is the same one
+SECONDS_OF_ONE_ORDER = 2.0  # within which a signal that comes again is taken for the same one
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Runtime:
     workers: int = 0  # processes that decode images that are read while training; 0 is one a core
     ranks: Ranks = field(default_factory=Ranks)
     stop_signal: int | None = field(default=None)
-    # To be done while a GPU works on steps: each is asked in an epoch, until it says that it is done.
+    # Work to be done while the GPU is busy with steps: each is called in every epoch, until it returns True.
     meanwhile: list[Callable[[], bool]] = field(default_factory=list)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -73,7 +73,7 @@ class Runtime:
         return bool(agreed)
 
     def use_precision(self, precision: str) -> None:
-        """What a run asks for; `auto` leaves it as it is. Only a GPU has TF32."""
+        """Compute in the precision that a run asks for; `auto` changes nothing. Only a GPU has TF32."""
         if precision == "auto":
             return
         on_cuda = self.device.type == "cuda"
@@ -84,14 +84,14 @@ class Runtime:
         torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
 
     def decide_on_compiling(self, steps: int) -> None:
-        """Of a run whose longest stage has so many training steps, unless it is decided."""
+        """By the training steps of the longest stage of a run, unless the user has decided."""
         if self.compile is None:
             self.compile = self.device.type == "cuda" and steps >= STEPS_WORTH_COMPILING
             self.compile_ahead = self.compile and self.ranks.count == 1
 
     @contextmanager
     def compiling(self, wanted: bool) -> Iterator[None]:
-        """For one stage."""
+        """Compile, or do not, for one stage."""
         before, self.compile = self.compile, wanted
         try:
             yield
@@ -112,7 +112,7 @@ class Runtime:
         return min(known) // 2 if known else None
 
     def synchronize(self) -> None:
-        """Wait for all that was launched, without which a time is that of launching alone."""
+        """Wait for all that was launched: a time taken without waiting is that of launching alone."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
@@ -180,7 +180,7 @@ def make_runtime(
 
 @contextmanager
 def cudnn_not_searching() -> Iterator[None]:
-    """For a pass or two, which take less time than its search, or beside a training, which the search would disturb."""
+    """Without cuDNN's search for fast kernels, which takes longer than a pass or two, and disturbs trainings nearby."""
     searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
         yield
@@ -190,7 +190,7 @@ def cudnn_not_searching() -> Iterator[None]:
 
 @contextmanager
 def drawing_aside(device: torch.device) -> Iterator[Callable[[], bool]]:
-    """The generators of processor and GPU are put back at the end; the value says whether any was drawn from."""
+    """Put the random generators of processor and GPU back at the end; the value tells whether any was drawn from."""
 
     def states() -> list[torch.Tensor]:
         own = generator_state(device)
@@ -206,7 +206,7 @@ def drawing_aside(device: torch.device) -> Iterator[Callable[[], bool]]:
 
 
 def generator_state(device: torch.device) -> torch.Tensor | None:
-    """Of a GPU, NVIDIA's or Apple's; a processor draws from torch's own."""
+    """Of the generator of a GPU, NVIDIA's or Apple's; None on a processor, which draws from torch's own."""
     if device.type == "cuda":
         return torch.cuda.get_rng_state(device)
     return torch.mps.get_rng_state() if device.type == "mps" else None
@@ -250,7 +250,7 @@ def _device_of_rank(device: str, launch: Launch) -> str:
 
 
 def is_on_cuda(device: str) -> bool:
-    """Of a device by name, without touching it: whoever starts others leaves the GPU to them."""
+    """By the name of a device, without touching it: a process that starts others must leave the GPU to them."""
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
@@ -280,7 +280,7 @@ def _mps_control() -> str | None:
 
 
 def own_share() -> float:
-    """Of this process, where MPS was told of one."""
+    """Percent of a GPU that this process may use, if MPS was told to limit it."""
     try:
         return float(os.environ.get(SHARE_VARIABLE) or 100)
     except ValueError:  # not a number: MPS does not heed it either
@@ -299,7 +299,7 @@ def require_right_share(precision: str, share: float, named: str) -> None:
 
 @contextmanager
 def sharing_the_gpu(processes: int, share: int | None = None) -> Iterator[None]:
-    """So many processes, started inside, run their kernels at the same time, by NVIDIA's MPS where it is installed.
+    """Let processes that are started inside run their kernels at the same time, by NVIDIA's MPS if it is installed.
 
     Without it they take turns, and small networks leave most of the GPU idle.
     """
@@ -330,8 +330,8 @@ def sharing_the_gpu(processes: int, share: int | None = None) -> Iterator[None]:
 def stopping_on_signals(runtime: Runtime) -> AbstractContextManager[None]:
     """SIGTERM and SIGINT end the run after the current step, with a checkpoint; a second one ends it at once.
 
-    Not one that comes with the first: who signals a group of processes, as `timeout` does, reaches a worker of
-    `nofe sweep` twice, by itself and by way of its parent.
+    One that comes with the first does not count: whatever signals a group of processes, as `timeout` does, reaches a
+    worker of `nofe sweep` twice, directly and by way of its parent.
     """
     asked: dict[int, float] = {}
 

@@ -11,13 +11,13 @@ from functools import partial
 
 from nofe.training.runtime import cache_folder
 
-FOLDER = "compiled"  # in the user's cache: an empty file is being compiled, or has failed to
+FOLDER = "compiled"  # in the user's cache; while a file is empty, its step is being compiled or has failed to
 DONE = b"done\n"
 
 
 @contextmanager
 def first_alone(what: str) -> Iterator[None]:
-    """The first who comes with `what` is by itself in here; the others wait for it, and then do not for each other."""
+    """The first process with this `what` is alone in here; the others wait until it is done, then go on together."""
     import fcntl
 
     path = cache_folder() / FOLDER / hashlib.sha256(what.encode()).hexdigest()[:32]
@@ -27,7 +27,7 @@ def first_alone(what: str) -> Iterator[None]:
     except OSError:  # nothing is lost but time
         yield
         return
-    with file:  # which gives up the lock, as the end of the process does
+    with file:  # closing it gives up the lock, as the end of the process does
         while file.seek(0, 2) == 0:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,7 +48,7 @@ def first_alone(what: str) -> Iterator[None]:
 
 
 def alone_at_first(step: Callable[[], None], what: str) -> Callable[[], None]:
-    """The step, the first of which compiles."""
+    """The step, its first call inside `first_alone`, as that is the one that compiles."""
     pending = [partial(first_alone, what)]
 
     def taken() -> None:

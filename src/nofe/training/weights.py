@@ -17,7 +17,7 @@ def load_weights(model: nn.Module, run: Run, file: str) -> None:
 
 
 def restored(model: nn.Module, run: Run, file: str, device: torch.device) -> bool:
-    """Load a finished stage from its file, if there is one; on the device either way."""
+    """Load a finished stage from its file, if there is one; the model is moved to the device in any case."""
     model.to(device)
     if not run.has(file):
         return False
