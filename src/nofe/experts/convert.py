@@ -97,7 +97,7 @@ def _converted(
         )
     place = next(model.parameters())
     drawn_on = [place.device] if place.is_cuda else []
-    with torch.random.fork_rng(drawn_on, enabled=is_the_same):  # nothing random is left in it
+    with torch.random.fork_rng(drawn_on, enabled=is_the_same):  # all that is drawn will be written over
         trunk = from_model.trunk()
         experts = [width_of.branch(int(count)) for count in specialties.sizes]
     _require_own_parameters(experts)
@@ -113,7 +113,7 @@ def _converted(
 
 
 def _set_modes_as_in(model: nn.Module, part: nn.Module) -> None:
-    """A user may have put some layers in evaluation mode for good: batch norms that keep their statistics."""
+    """Layer by layer: a user may have put batch norms, say, in evaluation mode to keep their statistics."""
     modes = {path: module.training for path, module in model.named_modules(remove_duplicate=False)}
     for path, module in part.named_modules():
         module.training = modes.get(path, model.training)
@@ -132,7 +132,7 @@ def _require_own_parameters(experts: list[nn.Module]) -> None:
 
 
 def _share_out(classifier: nn.Module, experts: list[nn.Module], specialties: Specialties, last: str) -> None:
-    """To each expert the rows of its classes."""
+    """Copy to each expert the rows of its classes."""
     for expert, classes in zip(experts, specialties.groups(), strict=True):
         own = expert.get_submodule(last)
         rows = torch.tensor(classes, device=next(classifier.parameters()).device)
@@ -144,7 +144,7 @@ def _share_out(classifier: nn.Module, experts: list[nn.Module], specialties: Spe
 
 
 def _require_same_logits(model: nn.Module, network: NetworkOfExperts, size: int, last: str) -> None:
-    """On noise: what comes after the classifier may move or mix classes, which experts have only some of."""
+    """Compared on noise: the code after the classifier may move or mix classes, of which an expert has only some."""
     place = next(model.parameters())
     noise = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def _require_same_logits(model: nn.Module, network: NetworkOfExperts, size: int,
 
 
 def _require_one_classifier(structure: nn.Module, last: str, image: Tensor, name: str) -> None:
-    """Experts have other numbers of outputs, which one layer alone may decide."""
+    """That one layer alone decides how many logits there are: experts have other numbers of them."""
     outputs = outputs_of(structure.get_submodule(last))
     alike = [
         path
@@ -207,7 +207,7 @@ def _single_classifier(model: nn.Module, last: str, several: bool) -> str:
 
 
 def _never_called(structure: nn.Module, image: Tensor) -> list[str]:
-    """Layers with weights, and with as many outputs as there are logits."""
+    """Layers with as many outputs as there are logits, whose weights are used but which are not called."""
     watched = copy.deepcopy(structure).eval()
     called: set[nn.Module] = set()
     for layer in watched.modules():

@@ -73,7 +73,7 @@ class EachModule(nn.Module):
                 inner.register_forward_pre_hook(_as_its_weights)
         # Torch 2.11 cannot ask for the layout of maps inside vmap, as its group norm does unless channels come first.
         self.channels_first = any(isinstance(inner, nn.GroupNorm) for inner in template.modules())
-        # For its code alone, and in a list, so that it is no part of this module.
+        # Only its code is used. In a list, so that it is no part of this module.
         self._template = [template]
 
     def forward(self, value: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class EachModule(nn.Module):
         if self.kind is Kind.MAPS:
             value = value.unflatten(1, (self.experts, -1))
         where = None if self.kind is Kind.SHARED else 1
-        if not weights and where is None:  # nothing tells the experts apart but what they draw
+        if not weights and where is None:  # experts without weights still draw their own random numbers
             value, where = for_every_expert(value, self.experts).contiguous(), 1  # it may be written over
         every = torch.vmap(one, in_dims=(0, where), out_dims=1, randomness="different")
         with batchable_attention(value.device):
@@ -141,7 +141,7 @@ class DropsImages(nn.Module):
 
 
 def drops_images(layer: nn.Module) -> DropsImages | None:
-    """The same as timm's or torchvision's layer; None for any other."""
+    """A layer that does the same as timm's or torchvision's; None for any other."""
     library, name, own = type(layer).__module__.partition(".")[0], type(layer).__name__, cast(Any, layer)
     if (library, name) == ("timm", "DropPath"):
         return DropsImages(own.drop_prob, by_image=True, scaled=own.scale_by_keep)

@@ -46,7 +46,7 @@ def _traced(module: nn.Module, leaves: Leaves, whole: set[nn.Module]) -> fx.Grap
 
     def follow(again: nn.Module) -> fx.Graph:
         graph = _Tracer(leaves, whole).trace(again)
-        for added in vars(again).keys() - own:  # tensors that the code makes on its way, which fx leaves behind
+        for added in vars(again).keys() - own:  # tensors that the code makes, which fx leaves in the module
             delattr(again, added)
         return graph
 

@@ -60,7 +60,7 @@ class EachFunction(nn.Module):
         args, kwargs = fx.node.map_aggregate(
             cast(Any, self.arrangement), lambda each: values[each.index] if isinstance(each, Place) else each
         )
-        if self.call == "view":  # of one expert's part, which does not lie in one piece
+        if self.call == "view":  # which fails here: the part of one expert does not lie in one piece
             return args[0].reshape(*args[1:], **kwargs)
         if isinstance(self.call, str):
             return getattr(args[0], self.call)(*args[1:], **kwargs)
@@ -68,7 +68,7 @@ class EachFunction(nn.Module):
 
 
 def _lists_as_tuples(arguments: Any) -> Any:
-    """The compiler knows no lists of torch.fx, which are closed to writing."""
+    """For the compiler, which does not know the immutable lists of torch.fx."""
     if isinstance(arguments, dict):
         return {name: _lists_as_tuples(each) for name, each in arguments.items()}
     return tuple(map(_lists_as_tuples, arguments)) if isinstance(arguments, tuple | list) else arguments
@@ -80,7 +80,7 @@ class Place:
 
 
 def function(walk: Walk, node: fx.Node) -> Written:
-    """What a function or method becomes that a branch calls."""
+    """Write a function or method that a branch calls for all experts."""
     target: Any = node.target
     if target in ADDITIONS and (result := _sum(walk, node)) is not None:
         return result
@@ -101,7 +101,7 @@ def function(walk: Walk, node: fx.Node) -> Written:
 
 
 def _of_each(walk: Walk, node: fx.Node) -> Written:
-    """Arithmetic and rearranging: as it is where that means the same for K experts, or else of each expert's value."""
+    """Arithmetic and rearranging: on the whole if that means the same for K experts, else on each expert's value."""
     target, read = node.target, node.all_input_nodes
     values, kinds = {each: walk.value(each)[0] for each in read}, [walk.value(each)[1] for each in read]
     tensors = [kind for kind in kinds if kind is not Kind.NUMBERS]
@@ -128,7 +128,7 @@ def _asks_for_sizes(node: fx.Node) -> bool:
 
 
 def _sizes_of_one(walk: Walk, node: fx.Node) -> Written:
-    """All experts' values are of one shape, so the first one is asked for all."""
+    """The size of the first expert's value: those of the others are the same."""
     value, kind = walk.value(node.all_input_nodes[0])
     if walk.is_ragged:
         raise NotFusable(f"{node.name}{where(node)} (asks for sizes that differ between experts)")
@@ -140,7 +140,7 @@ def _sizes_of_one(walk: Walk, node: fx.Node) -> Written:
 
 
 def _sum(walk: Walk, node: fx.Node) -> Written | None:
-    """Of two values, or None. What nobody reads is none: it is written over one of them."""
+    """The sum of two values; None where it is no plain one, as when its result is not read but written in place."""
     if node.kwargs or not node.users or not all(isinstance(each, fx.Node) for each in node.args[:2]):
         return None
     (one, kind_one), (other, kind_other) = (walk.value(argument) for argument in node.args[:2])
@@ -175,7 +175,7 @@ def vectors_of_maps(maps: Tensor, experts: int) -> Tensor:
 
 
 def _of_one_width(walk: Walk, one: fx.Node, other: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Maps of all experts that meet in arithmetic; only as the graph runs is it known which of them is a mask."""
+    """Two maps as wide as each other, for arithmetic: which of them is a mask is only known when the graph runs."""
     wide = walk.graph.call_function(as_wide_as, (one, other, walk.count))
     return wide, walk.graph.call_function(as_wide_as, (other, one, walk.count))
 
@@ -188,7 +188,7 @@ def as_wide_as(mask: Tensor, maps: Tensor, experts: int) -> Tensor:
 
 
 def _averages_map(node: fx.Node) -> bool:
-    """mean((2, 3), keepdim=True), the squeeze of squeeze-and-excitation: as good on K*D channels."""
+    """mean((2, 3), keepdim=True), the squeeze of squeeze-and-excitation, which is right on K*D channels, too."""
     keeps = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
     return node.target in ("mean", torch.mean) and keeps is True and _dims(node) in ({2, 3}, {-2, -1})
 
@@ -205,6 +205,6 @@ def _keeps_outputs(node: fx.Node, kind: Kind) -> bool:
 
 
 def _dims(node: fx.Node) -> set[int]:
-    """That are reduced; none where all are."""
+    """The dimensions that are reduced; none given are all of them."""
     dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     return set(dims) if isinstance(dims, Sequence) else set() if dims is None else {dims}

@@ -52,7 +52,7 @@ class FusedExperts(nn.Module):
     """
 
     kept: Tensor
-    # Their maps are K times as wide as the trunk's, and what acts on each number waits for memory; measured.
+    # Measured: their maps are K times as wide as the trunk's, and layers that act on each number wait for memory.
     compile_options: ClassVar = {
         "triton.persistent_reductions": False,  # sums over few pixels, far apart in channels last
         "triton.prefer_nd_tiling": True,  # the numbers of a channel are read once for many pixels
@@ -142,7 +142,7 @@ def _stack_before_loading(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """What cannot be loaded stays as it is, and is told by the names that K modules would tell it by."""
+    """What cannot be loaded is left as it is, and reported by the names that it has in K modules."""
     assert isinstance(module, FusedExperts)
     named = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
     own: dict[str, Tensor] = module.state_dict()
@@ -167,7 +167,7 @@ def fuse(branches: Branches) -> FusedExperts:
         _require_own_weights(branch)
     _require_frozen_alike(list(branches))
     fused = FusedExperts(AlikeGraph(walk.root, walk.graph), walk.path_of, walk.outputs)
-    for module in (fused, fused.graph):  # layers have modes of their own
+    for module in (fused, fused.graph):  # not train(): layers keep modes of their own
         module.training = branches.training
     _require_one_place(fused)
     if left := sorted(branches.state_dict().keys() - fused.state_dict().keys()):
@@ -180,7 +180,7 @@ def fuse(branches: Branches) -> FusedExperts:
 def unfuse(fused: FusedExperts, branches: Branches) -> None:
     """Copy the weights back to the K modules that `fused` was made of."""
     branches.train(fused.training)
-    for name, path in fused.path_of.items():  # of what precision, and in what mode, they are now
+    for name, path in fused.path_of.items():  # precision and mode may have changed since
         layer = fused.graph.get_submodule(name)
         for branch in branches:
             own = branch.get_submodule(path).to(next(layer.parameters()).dtype)
@@ -192,7 +192,7 @@ def unfuse(fused: FusedExperts, branches: Branches) -> None:
 
 
 def _walked(branches: Sequence[nn.Module]) -> Walk:
-    """Over the graph of a branch, once, to the graph of all K."""
+    """The graph of all K branches, written in one walk over the graph of the first."""
     traced = [followed(branch, rules.LEAVES) for branch in branches]
     _require_alike([graph for graph, _ in traced])
     graph, whole = traced[0]

@@ -26,7 +26,7 @@ OLD_NORMS = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}  # be
 
 
 def uncompiled(model: object) -> nn.Module:
-    """What torch.compile was given, where it was."""
+    """The network itself, if what is given is compiled by torch."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model: is {model!r:.60}, not an nn.Module; pass the network itself, already built")
     original = getattr(model, "_orig_mod", model)

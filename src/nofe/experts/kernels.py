@@ -31,10 +31,10 @@ BRANCHES = "branches"  # no kernel of a layer: the reference, branch by branch
 FILE = "kernels.json"
 LEAST_ROUNDS, MOST_ROUNDS = 5, 30  # in which the candidates take turns
 SECONDS_A_CANDIDATE = 0.2  # for all its rounds, within these limits
-LAUNCHES_ON_A_GPU = 10  # in a round: it runs behind the processor that launches
+LAUNCHES_ON_A_GPU = 10  # in a round, as a GPU begins late what a processor launches
 HOPELESS = 2.0  # times slower than the best in the first round: not measured again
 CLEARLY = 0.95  # of the first candidate's time; what is not clearly faster is not worth another rounding
-AT_ALL = 0.99  # of the time of what runs unless the other, branches or fused experts, is faster at all
+AT_ALL = 0.99  # of the first one's time; to choose between branches and fused experts
 log = logging.getLogger("nofe")
 
 
@@ -65,7 +65,7 @@ def _why(error: OSError) -> tuple[str, str]:
 
 
 def _read(file: Path) -> dict[str, str]:
-    """Damaged or of another kind: as if there were none."""
+    """What is kept; nothing if the file is damaged or of another kind."""
     try:
         stored = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -130,7 +130,8 @@ def choose_kernels(
             for name, candidate in by_name.items():
                 if not layer.is_promising(*candidate, inputs, runtime.precision):
                     continue
-                own = copy.deepcopy(layer)  # candidates lay their weights out differently, and a graph keeps addresses
+                # A copy each: they lay their weights out in different ways, and a captured graph keeps addresses.
+                own = copy.deepcopy(layer)
                 own.use(*candidate)
                 steps[name] = _step(own, inputs, runtime, training, frozen)
             choice = _fastest(steps, runtime)
@@ -149,7 +150,7 @@ def choose_kernels(
 
 
 class _LayerByLayer(fx.Interpreter):
-    """In the order of the forward pass: each layer is measured on the layout that those before it were chosen to give.
+    """Chooses in the order of the forward pass: a layer is measured on maps in the layout that those before it give.
 
     Each layer casts its own weights, as in a step; inside one autocast they would be cast once and then be at hand.
     """
@@ -251,7 +252,7 @@ def _fastest(steps: dict[str, Callable[[], None]], runtime: Runtime, enough: flo
 
 
 def _least_seconds(steps: dict[str, Callable[[], None]], runtime: Runtime) -> dict[str, float]:
-    """Of those that may be the fastest."""
+    """By name, but without those that cannot be the fastest."""
     seconds: dict[str, list[float]] = {}
     for name, step in steps.items():
         for _ in range(EAGER_STEPS + 2 if runtime.capture else 1):  # libraries choose their own kernels
@@ -268,7 +269,7 @@ def _least_seconds(steps: dict[str, Callable[[], None]], runtime: Runtime) -> di
 
 
 def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, frozen: bool) -> Callable[[], None]:
-    """One pass through `module`, which is no part of anything: it may be trained by it."""
+    """One pass through `module`, which must be a copy: it is trained, or frozen."""
     module.train(training)
     if frozen:
         module.to(runtime.input_dtype)
@@ -287,7 +288,7 @@ def _step(module: nn.Module, inputs: Tensor, runtime: Runtime, training: bool, f
         given.grad = None
         with torch.enable_grad():
             with runtime.autocast():
-                outputs = module(given if is_layer else given.clone())  # which experts may write over, and no leaf
+                outputs = module(given if is_layer else given.clone())  # experts may write over it, but not over a leaf
             outputs.backward(outputs.detach())
 
     given.requires_grad_(training)

@@ -119,9 +119,9 @@ class NetworkOfExperts(WithTrunk):
         return chosen | choice
 
     def _what_is_wrong(self, branches: Branches, features: Tensor, runtime: Runtime, *, training: bool) -> str | None:
-        """With the fused experts, beside the branches that they were made of: layers may surprise their rules."""
+        """With the fused experts, by comparison with their branches: some layers do what their rules do not expect."""
         assert isinstance(self.experts, FusedExperts)
-        features = features.to(next(self.experts.parameters()).dtype)  # which autocast may have made bfloat16
+        features = features.to(next(self.experts.parameters()).dtype)  # autocast may have made them bfloat16
         was_training = self.experts.training
         try:
             with cudnn_not_searching():
@@ -129,15 +129,15 @@ class NetworkOfExperts(WithTrunk):
                     wrong = _difference(self.experts.eval()(features.clone()), branches.eval()(features))
                 if wrong is None and training:
                     wrong = _what_is_wrong_in_training(copy.deepcopy(self.experts), branches, features, runtime)
-        except Exception as error:  # whatever a layer says of what it cannot do
+        except Exception as error:  # anything that a layer may raise
             return f"they fail ({first_line(error)})"
         finally:
             self.experts.train(was_training)
         return wrong
 
     def _example_features(self, images: tuple[int, ...], runtime: Runtime) -> Tensor:
-        """What the trunk gives for noise, with nothing counted and nothing drawn from the run's generators."""
-        noise = torch.randn(images, generator=torch.Generator().manual_seed(0)).mul_(60)  # as pixels minus their mean
+        """What the trunk gives for noise; no statistics are changed, and nothing is drawn from the run's generators."""
+        noise = torch.randn(images, generator=torch.Generator().manual_seed(0)).mul_(60)  # like pixels minus their mean
         noise = noise.to(runtime.device, next(self.parameters()).dtype)
         trunk = self.trunk
         was_training = trunk.training
@@ -148,7 +148,7 @@ class NetworkOfExperts(WithTrunk):
         return features
 
     def to_disk(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rename what goes with this module's parameters, such as momentum, to the names that weights have on disk."""
+        """Give tensors that belong to parameters, such as momentum, the names and shapes of the weights on disk."""
         if isinstance(self.experts, Branches):
             return tensors
         of_experts, others = _apart(tensors)
@@ -162,7 +162,7 @@ class NetworkOfExperts(WithTrunk):
 
 
 class InClassOrder(nn.Module):
-    """Columns from slot to class. A module, so that it can be compiled: uncompiled it is five kernels of a step."""
+    """From slots to classes. A module, so that it can be compiled: uncompiled it takes five kernels of a step."""
 
     slot_of_class: Tensor
     class_of_slot: Tensor
@@ -175,19 +175,19 @@ class InClassOrder(nn.Module):
         self.register_buffer("class_of_slot", slot_of_class.argsort(), persistent=False)
 
     def forward(self, slots: Tensor) -> Tensor:  # (N, C)
-        if not self.training:  # where networks are traced and exported
+        if not self.training:  # networks are traced and exported in evaluation mode
             return slots.index_select(1, self.slot_of_class)
         return _in_order(slots, self.slot_of_class, self.class_of_slot)
 
 
-@fx.wrap  # it would not accept a proxy
+@fx.wrap  # as an autograd function takes no proxies
 def _in_order(slots: Tensor, slot_of_class: Tensor, class_of_slot: Tensor) -> Tensor:
     reordered: Tensor = _Reordered.apply(slots, slot_of_class, class_of_slot)
     return reordered
 
 
 class _Reordered(torch.autograd.Function):
-    """Columns in another order. torch does not know that none is taken twice: it would add gradients up, or sort."""
+    """Columns in another order. None is taken twice, which torch does not know: it would add gradients up, or sort."""
 
     generate_vmap_rule = True
 
@@ -207,10 +207,10 @@ class _Reordered(torch.autograd.Function):
 def _what_is_wrong_in_training(
     fused: FusedExperts, branches: Branches, features: Tensor, runtime: Runtime
 ) -> str | None:
-    """With copies, which may learn and count; some layers fail in training alone, and only where they draw."""
+    """The same in training, where alone some layers fail. `fused` and `branches` are copies, and may be changed."""
     with drawing_aside(runtime.device) as has_drawn, torch.enable_grad(), runtime.autocast():
         given = features.detach().clone().requires_grad_()
-        outputs = fused.train()(given.clone())  # a copy: some write over what they are given, and a leaf must not be
+        outputs = fused.train()(given.clone())  # a copy: experts may write over it, but nothing may over a leaf
         outputs.backward(outputs.detach())
         # Statistics of two images enlarge the rounding of other precisions beyond measure.
         if has_drawn() or runtime.precision != "fp32":
@@ -238,7 +238,7 @@ def plant_experts(architecture: Architecture, specialties: Specialties) -> Netwo
 
 
 def plant_at_random(architecture: Architecture, classes: int, experts: int) -> NetworkOfExperts:
-    """Where only shapes and times matter: they are those of any partition into even parts."""
+    """For shapes and times alone, which are the same for any partition into even parts."""
     return plant_experts(architecture, random_balanced(classes, experts, np.random.default_rng(0)))
 
 

@@ -41,7 +41,7 @@ Rule = Callable[[Walk, str, list[Any], fx.Node, Kind], Written]
 
 
 def layer(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
-    """What a layer becomes that a branch calls; `whole` are those of the first branch that vmap runs as they are."""
+    """Write a layer of all branches by its rule; vmap runs those in `whole`, of the first branch, as they are."""
     path = str(node.target)
     layers: list[Any] = [branch.get_submodule(path) for branch in walk.branches]
     if len(node.args) != 1 or node.kwargs:
@@ -57,7 +57,7 @@ def layer(walk: Walk, node: fx.Node, whole: set[nn.Module]) -> Written:
 
 
 def _settings(layer: nn.Module) -> dict[str, str]:
-    """What a layer is and does, mode included, but for how many outputs it has: weights are stacked by these."""
+    """What a layer is and does, mode included, without its number of outputs, which may differ between experts."""
     own = {name: value for name, value in vars(layer).items() if not name.startswith("_") and name not in SIZES}
     return {"class": type(layer).__qualname__} | {name: repr(value) for name, value in own.items() if _is_plain(value)}
 
@@ -76,7 +76,7 @@ def _rule_for(first: nn.Module, whole: set[nn.Module]) -> Rule | None:
     for types, rule in RULES:
         if isinstance(first, types):
             return rule
-    # Here a module serves all experts as it is, whatever its code: it must be torch's own.
+    # These serve all experts as they are, whatever their code: only torch's own is known to allow it.
     return next((rule for types, rule in AS_THEY_ARE if computes_as(first, *types)), None)
 
 

@@ -35,7 +35,7 @@ def sizes_of(architecture: Architecture, classes: int, experts: int, crop: int) 
 
 
 def _counted(module: nn.Module, given: Tensor) -> tuple[Size, Tensor]:
-    """And what it makes of what it is given."""
+    """The size of a model on the meta device, and what it makes of its inputs."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         made = module.eval()(given)
     return Size(parameter_count(module), counter.get_total_flops() // 2), made
