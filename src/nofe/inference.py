@@ -1,7 +1,7 @@
 """A finished run at work: on its test images, and on pictures."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +40,41 @@ def evaluate_run(
     judged = finished.to_judge_by(runtime, place or Place())
     test = finished.on_device(judged, runtime)
     predictions = predictions_of(networks, crop_of_stage(finished.config), test, runtime, crops)
-    figures: dict[str, Any] = {"run": str(path), "images": len(test), "crops": crops, "dataset": judged.name}
-    figures |= {"other_data": not judged.of_the_run, "all_images": judged.whole}
-    figures["held_out"] = judged.of_the_run and finished.config.data.hold_out > 0
-    figures |= {stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()}
+    figures = {
+        "run": str(path),
+        "images": len(test),
+        "crops": crops,
+        "dataset": judged.name,
+        "other_data": not judged.of_the_run,
+        "all_images": judged.whole,
+        "held_out": judged.of_the_run and finished.config.data.hold_out > 0,
+    }
     specialties = None if finished.config.until == "base" else finished.specialties()
-    if specialties is not None and "experts" in predictions:
-        by_expert = by_specialty(predictions["experts"], specialties)
-        figures["specialties"] = [dataclasses.asdict(figure) for figure in by_expert]
-    return figures | _by_class_and_pair(figures, predictions, finished.class_names, specialties)
+    return figures | _figures_of(predictions, finished.class_names, specialties)
 
 
-def _by_class_and_pair(
-    figures: dict[str, Any],
-    predictions: Mapping[str, Predictions],
-    class_names: tuple[str, ...],
-    specialties: Specialties | None,
+def _figures_of(
+    predictions: Mapping[str, Predictions], class_names: tuple[str, ...], specialties: Specialties | None
 ) -> dict[str, Any]:
-    """What every network confuses; with specialties also inside and across them."""
+    """By network, and of what the networks confuse by class; with specialties also inside and across them."""
     confusions = {
         stage: class_confusion(each.labels, each.classes[:, 0], len(class_names)) for stage, each in predictions.items()
     }
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {
+        stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()
+    }
     if specialties is not None:
-        shares = {stage: shares_of_mistakes(each, specialties) for stage, each in confusions.items()}
-        found |= {stage: figures[stage] | shares[stage] for stage in shares}
-        found["pairs"] = [dataclasses.asdict(each) for each in pair_figures(confusions, specialties, class_names)]
-    found["classes"] = [dataclasses.asdict(each) for each in class_figures(confusions, specialties, class_names)]
-    return found
+        for stage, confusion in confusions.items():
+            figures[stage] |= shares_of_mistakes(confusion, specialties)
+        if "experts" in predictions:
+            figures["specialties"] = _as_dictionaries(by_specialty(predictions["experts"], specialties))
+        figures["pairs"] = _as_dictionaries(pair_figures(confusions, specialties, class_names))
+    figures["classes"] = _as_dictionaries(class_figures(confusions, specialties, class_names))
+    return figures
+
+
+def _as_dictionaries(values: Iterable[Any]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(each) for each in values]
 
 
 def predict_files(
