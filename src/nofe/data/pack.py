@@ -94,19 +94,20 @@ def pack(
         kind, _, path = listing.name.partition(":")
         if kind == "folder":
             require_outside(Path(path), folder, "name another folder")
-        begun = _Manifest.of(listing, settings)
-        with on_signals_to_end(lambda number: begun.stop(folder, number)):
+        manifest = _Manifest.of(listing, folder, settings)
+        packing = _Packing(settings, workers, manifest, skip_unreadable, advance, take_over)
+        with on_signals_to_end(manifest.stop):
             folder.mkdir(parents=True, exist_ok=True)
-            begun.resume(folder)
+            manifest.resume()
             remove_leftovers(folder, ("*.tar", "*.tar.index", MANIFEST, CLASSES))
-            begun.write(folder, complete=False)  # before the first shard, which is then known for one of ours
+            manifest.write(complete=False)  # before the first shard, which is then known for one of ours
             for part, pictures in listing.parts.items():
-                _pack_part(part, pictures, folder, settings, workers, begun, skip_unreadable, advance, take_over)
+                _pack_part(part, pictures, packing)
             with replace_atomically(folder / CLASSES) as file:
                 file.write(
                     "".join(f"{_one_line(name)}\n" for name in listing.class_names).encode(errors="surrogateescape")
                 )
-            return begun.write(folder, complete=True)
+            return manifest.write(complete=True)
     except OSError as error:
         reason = f"{folder}: cannot be written to ({error.strerror or error})"
         if error.errno in (*NOT_HERE, errno.ENOENT):
@@ -118,23 +119,24 @@ def pack(
 
 
 class _Manifest:
-    """What is packed so far."""
+    """What is packed so far into a folder."""
 
-    def __init__(self, head: dict[str, Any]) -> None:
-        self.head = head
+    def __init__(self, folder: Path, head: dict[str, Any]) -> None:
+        self.folder, self.head = folder, head
         self.shards: dict[str, Shard] = {}
 
     @classmethod
-    def of(cls, listing: Listing, settings: PackSettings) -> "_Manifest":
+    def of(cls, listing: Listing, folder: Path, settings: PackSettings) -> "_Manifest":
         digest = hashlib.sha256(json.dumps(listing.class_names).encode())
         for pictures in listing.parts.values():
             pictures.describe_into(digest)
         head = {"format": FORMAT, "settings": asdict(settings), "source": digest.hexdigest()[:16]}
         classes = {"classes": list(listing.class_names), "class_ids": list(listing.class_ids)}
-        return cls(head | classes | {"groups": dict(listing.groups)})
+        return cls(folder, head | classes | {"groups": dict(listing.groups)})
 
-    def resume(self, folder: Path) -> None:
+    def resume(self) -> None:
         """Take over what an earlier run finished of the very same."""
+        folder = self.folder
         earlier = read_manifest(folder)
         if earlier is None:
             if any(folder.glob("*.tar")):
@@ -157,14 +159,14 @@ class _Manifest:
             if is_there and (not earlier.get("complete") or sha256_of(file) == shard.sha256):
                 self.shards[shard.file] = shard
 
-    def stop(self, folder: Path, number: int) -> NoReturn:
+    def stop(self, number: int) -> NoReturn:
         raise Interrupted(
-            f"{folder}: stopped by signal {number}, {len(self.shards):,} finished shards are kept; go on with the same "
-            "command",
+            f"{self.folder}: stopped by signal {number}, {len(self.shards):,} finished shards are kept; go on with the "
+            "same command",
             number,
         )
 
-    def write(self, folder: Path, *, complete: bool) -> dict[str, Any]:
+    def write(self, *, complete: bool) -> dict[str, Any]:
         shards = [self.shards[name] for name in sorted(self.shards, key=lambda name: (not name.startswith("tr"), name))]
         parts = dict.fromkeys(shard.part for shard in shards)
         trained = [shard for shard in shards if shard.part == "train"]
@@ -177,36 +179,39 @@ class _Manifest:
             "channel_mean": (sums / max(pixels, 1)).tolist(),
             "shards": [asdict(shard) for shard in shards],
         }
-        with replace_atomically(folder / MANIFEST) as file:
+        with replace_atomically(self.folder / MANIFEST) as file:
             file.write((json.dumps(value, indent=1) + "\n").encode())
         return value
 
 
-def _pack_part(
-    part: str,
-    pictures: Pictures,
-    folder: Path,
-    settings: PackSettings,
-    workers: Workers,
-    manifest: _Manifest,
-    skip_unreadable: bool,
-    advance: Callable[[int], None],
-    take_over: Callable[[int], None],
-) -> None:
+@dataclass(frozen=True)
+class _Packing:
+    """What is the same for all parts and shards."""
+
+    settings: PackSettings
+    workers: Workers
+    manifest: _Manifest
+    skip_unreadable: bool
+    advance: Callable[[int], None]
+    take_over: Callable[[int], None]
+
+
+def _pack_part(part: str, pictures: Pictures, packing: _Packing) -> None:
     # Mixed, so that whoever reads a shard from its start to its end sees all classes.
     order = stream(0, "pack", part).permutation(len(pictures))
-    encoded = _InOrder(workers, pictures, order, Encode(settings.size, settings.square, settings.quality))
+    settings, manifest = packing.settings, packing.manifest
+    encoded = _InOrder(packing.workers, pictures, order, Encode(settings.size, settings.square, settings.quality))
     position, number = 0, 0
     while position < len(order):
         name = f"{part}-{number:06d}.tar"
         shard = manifest.shards.get(name)
         if shard is None or shard.first != position:
             encoded.stand_at(position)
-            shard = _write_shard(folder / name, part, encoded, pictures, settings, skip_unreadable, advance)
+            shard = _write_shard(name, part, encoded, pictures, packing)
             manifest.shards[name] = shard
-            manifest.write(folder, complete=False)
+            manifest.write(complete=False)
         else:
-            take_over(shard.end - shard.first)
+            packing.take_over(shard.end - shard.first)
         position, number = shard.end, number + 1
 
 
@@ -263,16 +268,9 @@ class _Hashed(io.RawIOBase):
         return self.length
 
 
-def _write_shard(
-    path: Path,
-    part: str,
-    encoded: _InOrder,
-    pictures: Pictures,
-    settings: PackSettings,
-    skip_unreadable: bool,
-    advance: Callable[[int], None],
-) -> Shard:
-    first = encoded.position
+def _write_shard(name: str, part: str, encoded: _InOrder, pictures: Pictures, packing: _Packing) -> Shard:
+    path, first = packing.manifest.folder / name, encoded.position
+    most_bytes = packing.settings.shard_megabytes * 1e6
     sums, pixels = np.zeros(3, dtype=np.int64), 0
     unreadable: list[str] = []
     samples: list[Sample] = []
@@ -282,8 +280,7 @@ def _write_shard(
             while encoded:
                 image, outcome = encoded.peek()
                 if isinstance(outcome, Encoded):
-                    full = hashed.length + len(outcome.jpeg) > settings.shard_megabytes * 1e6
-                    if full and samples:
+                    if samples and hashed.length + len(outcome.jpeg) > most_bytes:
                         break
                     key, label = f"{image:09d}", str(int(pictures.labels[image]))
                     _add(tar, f"{key}.jpg", outcome.jpeg)
@@ -295,16 +292,16 @@ def _write_shard(
                 else:
                     unreadable.append(f"{pictures.name(image)} ({outcome})")
                 encoded.step()
-                advance(1)
-        if unreadable and not skip_unreadable:
+                packing.advance(1)
+        if unreadable and not packing.skip_unreadable:
             raise UserError(
-                f"{path.name}: {counted(len(unreadable), 'image')} for it cannot be read: {some_of(unreadable)}; "
+                f"{name}: {counted(len(unreadable), 'image')} for it cannot be read: {some_of(unreadable)}; "
                 "repair them, or pass --skip-unreadable to leave them out"
             )
     write_index(path, ShardIndex.of(samples), stamp_of(path))
     red, green, blue = sums.tolist()
     return Shard(
-        path.name,
+        name,
         part,
         first,
         encoded.position,
