@@ -93,23 +93,7 @@ def train(
                 task = prepare(config, images, run, runtime, progress)
             for stage in ranks.first(lambda: adopt(run, task.config, donors)):
                 progress.say(f"{stage}: taken from another run")
-            with experts_compiled_ahead(task) as ahead:
-                progress.say(images_in_words(images_before_training(task)))
-                progress.say(sizes_in_words(sizes_before_training(task)))
-                if ahead:
-                    with spent.on("choosing kernels"):
-                        ahead.begin()
-                with spent.on("base"):
-                    networks: dict[str, nn.Module] = dict(train_bases(task))
-                if config.until != "base":
-                    with spent.on("generalist"), runtime.compiling(is_generalist_compiled(task)):
-                        networks["generalist"], specialties = learn_specialties(task, networks)
-                if config.until == "experts":
-                    if ahead:
-                        with spent.on("waiting for the compiler"):
-                            ahead.wait()
-                    with spent.on("experts"):
-                        networks["experts"] = train_experts(task, networks["generalist"], specialties)
+            networks = train_stages(task, spent)
             with spent.on("testing"):
                 summary = summarise(task, networks)
         if config.until == "experts":
@@ -118,6 +102,29 @@ def train(
         ranks.first(lambda: run.write_json(runs.TIME, spent.seconds))
         progress.say(spent.in_words())
         return summary
+
+
+def train_stages(task: Task, spent: Spent) -> dict[str, nn.Module]:
+    """Every stage that the run is to have, one after another; its networks by stage."""
+    until, say = task.config.until, task.journal.progress.say
+    with experts_compiled_ahead(task) as ahead:
+        say(images_in_words(images_before_training(task)))
+        say(sizes_in_words(sizes_before_training(task)))
+        if ahead:
+            with spent.on("choosing kernels"):
+                ahead.begin()
+        with spent.on("base"):
+            networks: dict[str, nn.Module] = dict(train_bases(task))
+        if until != "base":
+            with spent.on("generalist"), task.runtime.compiling(is_generalist_compiled(task)):
+                networks["generalist"], specialties = learn_specialties(task, networks)
+        if until == "experts":
+            if ahead:
+                with spent.on("waiting for the compiler"):
+                    ahead.wait()
+            with spent.on("experts"):
+                networks["experts"] = train_experts(task, networks["generalist"], specialties)
+    return networks
 
 
 def train_bases(task: Task) -> dict[str, Classifier]:
