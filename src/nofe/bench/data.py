@@ -54,7 +54,6 @@ def measure_data(
     batch: int = 128,
     images: int = 1024,
     rounds: int = 3,
-    workers: int = 0,
     experts: int = 0,
 ) -> dict[str, Any]:
     """Images a second of each step, medians over rounds, and which step is the limit; 0 experts: nothing is trained."""
@@ -68,7 +67,7 @@ def measure_data(
     index = np.random.default_rng(0).permutation(len(pictures))[:images]
     chosen = pictures.subset(index)
     batch = min(batch, len(chosen))
-    pool = Workers(workers or runtime.workers, network.image_size)
+    pool = Workers(runtime.workers, network.image_size)
     try:
         timers = _timers(chosen, network.image_size, network.input_size, batch, pool, runtime)
         if experts:
