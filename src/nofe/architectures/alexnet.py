@@ -152,12 +152,12 @@ def alexnet_caffe_trunk() -> nn.Sequential:
     )
 
 
-def alexnet_caffe_head(outputs: int, hidden: int = 4096) -> nn.Sequential:
+def alexnet_caffe_head(outputs: int) -> nn.Sequential:
     """(N, 256, 6, 6) -> (N, outputs)."""
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), **_caffe_classifier(256 * 6 * 6, hidden, outputs)))
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), **_caffe_classifier(256 * 6 * 6, 4096, outputs)))
 
 
-def alexnet_caffe_branch(outputs: int, hidden: int = 1024) -> nn.Sequential:
+def alexnet_caffe_branch(outputs: int) -> nn.Sequential:
     """(N, 256, 6, 6) -> (N, outputs). The paper's 40.4M parameters need conv6's groups and pool6's ceil."""
     return nn.Sequential(
         OrderedDict(
@@ -165,7 +165,7 @@ def alexnet_caffe_branch(outputs: int, hidden: int = 1024) -> nn.Sequential:
             relu6=nn.ReLU(),
             pool6=max_pool(3, 2),  # 3 x 3
             flatten=nn.Flatten(),
-            **_caffe_classifier(256 * 3 * 3, hidden, outputs),
+            **_caffe_classifier(256 * 3 * 3, 1024, outputs),
         )
     )
 

@@ -31,11 +31,11 @@ def small_head(outputs: int, inputs: int = 64) -> nn.Sequential:
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=_output(inputs * 4 * 4, outputs)))
 
 
-def small_branch(outputs: int, inputs: int = 64) -> nn.Sequential:
-    """(N, inputs, 4, 4) -> (N, outputs)."""
-    layer = _layer(4, inputs, inputs)
+def small_branch(outputs: int) -> nn.Sequential:
+    """(N, 64, 4, 4) -> (N, outputs)."""
+    layer = _layer(4, 64, 64)
     del layer["pool4"]  # where a stroke lies tells look-alikes apart, and 4 x 4 places are few as it is
-    return nn.Sequential(OrderedDict(**layer, flatten=nn.Flatten(), fc=_output(inputs * 4 * 4, outputs)))
+    return nn.Sequential(OrderedDict(**layer, flatten=nn.Flatten(), fc=_output(64 * 4 * 4, outputs)))
 
 
 def _layer(number: int, inputs: int, outputs: int) -> dict[str, nn.Module]:
