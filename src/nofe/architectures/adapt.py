@@ -134,7 +134,7 @@ def adapted(
 
 
 def _built(build: Build, outputs: int) -> nn.Module:
-    """On the meta device as well, where only shapes are computed, though some models read numbers as they are built."""
+    """`build`, also on the meta device, where it may fail: some models read numbers while they are built."""
     if torch.get_default_device().type != "meta":
         return build(outputs)
     try:
@@ -200,7 +200,7 @@ def branch_by(plan: Plan, model: nn.Module) -> nn.Module:
 
 
 def _require_no_weight_on_both_sides(model: nn.Module, plan: Plan) -> None:
-    """Trunk and branches are built apart: what is one weight of the model would be several."""
+    """That trunk and branches share no weight: each is built on its own, and would get one of its own."""
     for names in names_of_shared_weights(model):
         before, after = (
             next((name for name in names if _is_read(name, graph)), None) for graph in (plan.trunk, plan.tail)

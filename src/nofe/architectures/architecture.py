@@ -68,7 +68,7 @@ class Architecture:
         return Classifier(self.trunk(), self.head(outputs))
 
     def generalist(self, outputs: int) -> Classifier:
-        """With K outputs."""
+        """The generalist, with K outputs."""
         return Classifier(self.trunk(), (self.generalist_head or self.head)(outputs))
 
     def trunk_of_experts(self) -> nn.Module:

@@ -58,7 +58,7 @@ def _parameters(module: nn.Module) -> int:
 
 
 def _has_parts(block: nn.Module) -> bool:
-    """An attention or a perceptron, unlike a convolution with its norm."""
+    """Whether it is an attention or a perceptron, not a convolution with its norm."""
     return any(
         list(part.children()) and any(weight.dim() >= 2 for weight in part.parameters()) for part in block.children()
     )
@@ -133,7 +133,7 @@ def _fit_norm(layer: nn.Module, shape: torch.Size) -> None:
 
 
 def drawn_like(weight: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
-    """Normal, of the spread of `weight`, rescaled so that sums over more or fewer inputs keep theirs."""
+    """Normal weights with the spread of `weight`, rescaled so that sums over more or fewer inputs keep theirs."""
     if weight.is_meta:
         return nn.Parameter(weight.new_empty(shape))
     inputs_then, inputs_now = weight[0].numel(), math.prod(shape[1:])

@@ -19,13 +19,13 @@ class Pair(NamedTuple):
 
 
 def convolutions_with_norms(model: nn.Module) -> list[Pair]:
-    """By following the code of the model (torch.fx); none where that cannot be followed."""
+    """Found by following the code of the model (torch.fx); none if that cannot be followed."""
     try:
         graph = _Tracer().trace(model)
     except Exception:  # fx says in many ways that it cannot follow the code; the model then runs as it is
         return []
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
-    # A weight that others compute with, too, cannot take up the norm behind one of them; a norm that is read stays.
+    # A weight that is used elsewhere, too, must not change with one norm; a norm whose tensors are read must stay.
     elsewhere = [name for names in names_of_shared_weights(model) for name in names]
     elsewhere += [str(node.target) for node in graph.nodes if node.op == "get_attr"]
     shared = {name.rpartition(".")[0] for name in elsewhere}
@@ -48,13 +48,13 @@ class _Tracer(fx.Tracer):
 
 
 def _is_convolution(module: nn.Module) -> bool:
-    """One that uses its weight as it is, or that says that its weight and bias have the outputs in front."""
+    """Whether it uses its weight as it is, or says that its weight and bias have the outputs in front."""
     plain = computes_as(module, nn.Conv2d) and isinstance(module._parameters.get("weight"), Tensor)
     return (plain or getattr(module, "outputs_in_front", False)) and not is_hooked(module)
 
 
 def _is_fixed_in_evaluation(module: nn.Module) -> bool:
-    """A batch norm that in evaluation mode is a factor, a shift, and whatever children follow them."""
+    """Whether it is a batch norm that in evaluation mode is a factor and a shift, with its children after them."""
     known = computes_as(module, nn.BatchNorm2d, BatchNorm2d) or is_norm_with_activation(module)
     is_fixed = known and isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
     return is_fixed and not is_hooked(module)

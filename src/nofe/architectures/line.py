@@ -206,7 +206,7 @@ def _followed(model: nn.Module, opens: Callable[[nn.Module, str], bool], name: s
 
 
 def _dropouts_as_layers(graph: fx.Graph) -> None:
-    """A graph has one mode; a layer knows which."""
+    """Put layers in the place of dropout functions: a graph has one mode, and a layer follows the model's."""
     for node in list(graph.nodes):
         if LAYER in node.meta:
             with graph.inserting_before(node):
@@ -217,7 +217,7 @@ def _dropouts_as_layers(graph: fx.Graph) -> None:
 
 
 def _add_layers(model: nn.Module, graph: fx.Graph) -> None:
-    """Those that stand for functions, and are no part of the model as it was written."""
+    """Give the model the layers that stand for functions, which it does not have itself."""
     for node in graph.nodes:
         if LAYER in node.meta:
             model.add_module(str(node.target), copy.deepcopy(node.meta[LAYER]))
@@ -253,7 +253,7 @@ def _only_calls_in_turn(module: nn.Module) -> bool:
 
 
 def _reads_once(step: fx.Node) -> bool:
-    """Not the same value twice, as VoVNet's blocks read theirs and a list with it in."""
+    """Whether its inputs are different values; VoVNet's blocks read one alone and again in a list."""
     read: list[fx.Node] = []
     fx.node.map_arg((step.args, step.kwargs), lambda each: read.append(each) or each)  # type: ignore[func-returns-value]
     return len(set(read)) == len(read)
@@ -342,7 +342,7 @@ def _of_its_own(arguments: Any) -> Any:
 
 
 def require_shapes_alone(error: Exception, name: str) -> None:
-    """A network is laid out without numbers (torch's meta device); code that asks for one is in the way."""
+    """Refuse code that asks for a number: shapes are found without any, on torch's meta device."""
     if "meta tensor" in str(error).lower():
         raise UserError(
             f"{name}: a layer goes by the values that it reads, not by their shapes alone ({first_line(error)}), so "
@@ -361,7 +361,7 @@ def require_images_alone(model: nn.Module, name: str) -> None:
 
 
 def require_three_channels(model: nn.Module, name: str, image: Tensor) -> None:
-    """Of a model in evaluation that does not read `image`."""
+    """Why a model in evaluation mode does not read `image`."""
     for channels in OTHER_CHANNELS:
         try:
             with torch.no_grad():

@@ -18,11 +18,11 @@ from torch import fx, nn
 DROPOUTS: dict[Any, Callable[[float], nn.Module]] = {
     F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.alpha_dropout: nn.AlphaDropout,
 }  # fmt: skip
-LAYER = "layer"  # among what is noted of a step: the layer that stands for it, with the model in either mode
+LAYER = "layer"  # key in the notes of a step (fx.Node.meta): the layer that can stand for it in both modes
 
 
 class DependsOnMode(Exception):
-    """A step that is another one, or none, in evaluation."""
+    """A step that is a different one in evaluation, or is missing there."""
 
     def __init__(self, step: fx.Node) -> None:
         super().__init__(f"does something else in training: {step.name}{where(step)}")
@@ -30,14 +30,14 @@ class DependsOnMode(Exception):
 
 
 class DrawsNumbersError(Exception):
-    """Code that draws random numbers of its own as it is followed: the graph would have them drawn for good."""
+    """Code that draws random numbers while it is followed: the graph would keep them as constants."""
 
     def __init__(self) -> None:
         super().__init__("draws random numbers, which would be the same ever after")
 
 
 class SwitchedError(Exception):
-    """Code that switches something for some of its steps (no_grad, autocast), which a graph of them does not keep."""
+    """Code that switches something for some of its steps (no_grad, autocast), which would be lost in the graph."""
 
     def __init__(self, switch: str, step: str) -> None:
         super().__init__(f"switches {switch} for {step}, which would be lost")
@@ -45,7 +45,7 @@ class SwitchedError(Exception):
 
 
 class Follower(fx.Tracer):
-    """Notices what is switched on the way."""
+    """Follows code, and notices if it switches something on the way."""
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         self._switches = _switches()
@@ -72,7 +72,7 @@ def followed_in_both_modes(model: nn.Module, follow: Callable[[nn.Module], fx.Gr
     try:
         graphs = [follow(model.train(mode)) for mode in (True, False)]
     finally:
-        model.train()  # at which timm's layers forget what they keep of weights: these were looked at, not computed
+        model.train()  # makes timm's layers forget weights that they have cached, which were only traced
         for module, was_training in modes.items():
             module.training = was_training
     if _random_states() != before:
@@ -86,25 +86,25 @@ def followed_in_both_modes(model: nn.Module, follow: Callable[[nn.Module], fx.Gr
 
 
 def _random_states() -> tuple[object, ...]:
-    """Of everything that code may draw from without saying so."""
+    """Of all the generators that code draws from unless it names another."""
     return random.getstate(), pickle.dumps(np.random.get_state()), bytes(torch.get_rng_state().numpy())
 
 
 def _drops_in_training(training: fx.Node, evaluation: fx.Node) -> bool:
-    """F.dropout(x, p, self.training), the same call but for that."""
+    """Whether it is F.dropout(x, p, self.training): two calls that differ in the last argument alone."""
     by_mode = (training.kwargs.get("training"), evaluation.kwargs.get("training"))
     alike = call_of(training, "training") == call_of(evaluation, "training")
     return training.target in DROPOUTS and by_mode == (True, False) and alike
 
 
 def call_of(step: fx.Node, *without: str) -> tuple[Any, ...]:
-    """In words, as the values that two graphs read are never the same."""
+    """A step in words, to be compared with that of another graph, whose values are other objects."""
     kwargs = {name: each for name, each in step.kwargs.items() if name not in without}
     return step.op, step.target, str(step.args), str(kwargs)
 
 
 def where(step: fx.Node) -> str:
-    """The layer that a function is called in."""
+    """For messages: the layer that a function is called in."""
     owner = owner_of(step)
     return f" in {owner}" if owner else ""
 

@@ -40,5 +40,5 @@ def architecture_with(name: str, options: AdaptConfig, classes: int, experts: in
 
 
 def balanced_sizes(classes: int, experts: int) -> list[int]:
-    """Specialties are not known before they are learned: the sizes that differ by at most one."""
+    """Sizes that differ by at most one, as those of the specialties are not known before they are learned."""
     return [classes // experts + (expert < classes % experts) for expert in range(experts)]

@@ -19,7 +19,7 @@ class Freezable:
     """A layer that, once frozen, may keep what it makes of its weights, until it is frozen again."""
 
     def freeze(self) -> None:
-        """The weights are set, and stay as they are from now on."""
+        """To be called when the weights are set, and stay as they are from then on."""
         raise NotImplementedError
 
 

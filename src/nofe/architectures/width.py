@@ -146,7 +146,7 @@ class _Tracer(fx.Tracer):
 
 
 def _trace(branch: nn.Module) -> fx.Graph:
-    """Modules that cannot be followed are single steps, and keep their widths."""
+    """Follow a module; inner ones that cannot be followed become single steps, and keep their widths."""
     closed: set[nn.Module] = set()
     for module in reversed(list(branch.modules())):
         if list(module.children()) and module is not branch:

@@ -31,7 +31,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # In training these two give the logits of side branches as well, and their weights are for pixels of -1..1.
 WITH_EXTRA_OUTPUTS = ("googlenet", "inception_v3")
 INCEPTION_STD = (0.5, 0.5, 0.5)
-# Pixels up to which images are stored as they are read, and padded before they are cropped; larger ones have a margin.
+# Pixels up to which images are stored at the size that is read, and padded for crops; larger ones have a margin.
 SMALL_IMAGES = 64
 
 _trusted: set[str] = set()
@@ -60,12 +60,12 @@ def torchvision_names(models: Any) -> list[str]:
 
 
 def trust(name: str) -> None:
-    """The user has named this network, so its code may run; what a run folder names does not by itself."""
+    """Allow the code of this network to run, as the user has named it; that a run folder names it is not enough."""
     _trusted.add(name)
 
 
 def name_of(architecture: str | Build) -> str:
-    """A run is repeated from its folder, so a network is known by a name: of a function or class, where it stands."""
+    """The name by which a run folder finds a network again; of a function or class, the module that it stands in."""
     if isinstance(architecture, str):
         return architecture
     if isinstance(architecture, nn.Module):
@@ -147,7 +147,7 @@ def _timm(name: str, network: str, size: int | None) -> _Found:
 
 
 def _timm_size(name: str, network: str, size: int | None) -> dict[str, Any]:
-    """Models with a position for each patch are built for one size."""
+    """The argument for models that are built for one size of image, as they learn a position for each patch."""
     timm = _imported("timm", name)
     if size is None:
         return {}

@@ -105,7 +105,7 @@ def _first_steps(
     network: str,
     runtime: Runtime,
 ) -> _FirstSteps:
-    """By the loop that trains."""
+    """Take the first steps, in the loop that trains."""
     torch.manual_seed(0)
     model = architecture.classifier(classes) if network == "base" else plant_at_random(architecture, classes, experts)
     for module in model.modules():
@@ -143,13 +143,13 @@ def _decayed(state: TrainState) -> dict[str, Tensor]:
 
 
 def _exact(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By names on disk, where fused experts are those of the loop."""
+    """By the names on disk, which are the same for fused experts and for the loop."""
     on_disk = model.to_disk(tensors) if isinstance(model, NetworkOfExperts) else tensors
     return {name: tensor.detach().to("cpu", torch.float64, copy=True) for name, tensor in on_disk.items()}
 
 
 class _Noted(Silent):
-    """Looks at the sum of the losses after every step, and waits for the device each time."""
+    """Notes the sum of the losses after every step, and waits for the device each time."""
 
     def __init__(self) -> None:
         self.totals: list[float] = []
@@ -163,7 +163,7 @@ def _rounded(losses: Sequence[float]) -> list[float]:
 
 
 def _largest(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Relative to the loss of the reference."""
+    """The largest difference, relative to the loss of the reference."""
     return round(max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)), 8)
 
 

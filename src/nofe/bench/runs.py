@@ -31,7 +31,7 @@ SECONDS_TO_GET_READY = 300.0  # importing, compiling, capturing
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """Of the device; every process makes its own runtime of them."""
+    """Of which every process makes a runtime of its own."""
 
     device: str = "auto"
     precision: str = "auto"
@@ -118,7 +118,7 @@ def _together(program: _Program) -> tuple[dict[Case, list[float]], dict[str, Any
 
 def _next(reports: Any) -> Any:
     report = reports.get(timeout=SECONDS_TO_GET_READY)
-    if isinstance(report, UserError):  # every one of them would say the same
+    if isinstance(report, UserError):  # all processes would report the same
         raise report
     if isinstance(report, str):
         raise RunError(f"bench runs: {report}")
@@ -143,7 +143,7 @@ def _work(number: int, program: _Program, start: Any, reports: Any) -> None:
             reports.put((case, steps / taken))
         start.wait(timeout=SECONDS_TO_GET_READY)  # none leaves, and gives its share back, while another is counting
     except threading.BrokenBarrierError:
-        pass  # another says why
+        pass  # another process has failed, and reports why
     except Exception as error:
         reports.put(UserError(str(error)) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         start.abort()

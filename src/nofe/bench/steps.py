@@ -74,7 +74,7 @@ def measure(
     prepared: dict[Case, _Prepared] = {}
     for group in _groups(cases):
         for gone in prepared.keys() - set(group):
-            finished[gone] = replace(prepared.pop(gone), launch=_nothing)  # which holds the network
+            finished[gone] = replace(prepared.pop(gone), launch=_nothing)  # so that it no longer holds the network
         _release(runtime)
         for case in group:
             if case not in prepared:
@@ -91,7 +91,7 @@ def measure(
             # The base is in several groups, and its own row is over all of them; a ratio is inside one.
             ratios[case] = None if of_base is None else statistics.median(times[case]) / of_base
     finished |= prepared
-    peak = max(peak, _peak_gigaflops(runtime))  # twice: who disturbs one of them may be gone in the other
+    peak = max(peak, _peak_gigaflops(runtime))  # measured twice: what disturbed one may be gone in the other
     return {
         "architecture": architecture,
         "environment": environment(runtime, seed=0),
@@ -103,7 +103,7 @@ def measure(
 
 
 def prepare(architecture: str, case: Case, runtime: Runtime) -> Callable[[], None]:
-    """One step of the case, run in as it will be from now on."""
+    """One step of the case, which has been run often enough to be compiled and captured."""
     return _prepare(architecture_named(architecture), case, runtime).launch
 
 
@@ -111,7 +111,7 @@ def _groups(cases: Sequence[Case]) -> list[list[Case]]:
     """The cases of one task, mode, batch, C and K, and the base that they are compared with."""
     bases = {_setting(case): case for case in cases if case.network == "base"}
     groups: dict[tuple[Any, ...], list[Case]] = {}
-    order = list(dict.fromkeys(map(_setting, cases)))  # as they first come, so that a base is prepared once
+    order = list(dict.fromkeys(map(_setting, cases)))  # in order of appearance, so that a base is prepared once
     for case in sorted(cases, key=lambda case: order.index(_setting(case))):
         if case.network != "base":
             base = bases.get(_setting(case))
@@ -165,7 +165,7 @@ def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepa
     batches = first_batches(noise(architecture, case.classes, case.batch, runtime), recipe)
     gigaflops = _gigaflops(model, batches, case, runtime)
     before = _allocated(runtime)
-    if case.network == "fused" and case.task != "inference":  # which chooses for itself
+    if case.network == "fused" and case.task != "inference":  # inference chooses its kernels itself
         shape = (case.batch, 3, architecture.input_size, architecture.input_size)
         make_fast(network, shape, runtime, training=case.task == "train")
     answers: nn.Module = model
@@ -184,7 +184,7 @@ def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepa
     if runtime.device.type == "cuda":
         runtime.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    for _ in range(5):  # two more as they are, and the capture: a replay allocates nothing
+    for _ in range(5):  # two more before the capture, the capture, and replays, which allocate nothing
         launch()
     runtime.synchronize()
     if runtime.device.type == "cuda":
@@ -193,7 +193,7 @@ def _prepare(architecture: Architecture, case: Case, runtime: Runtime) -> _Prepa
 
 
 def _peak_on_processor(launch: Callable[[], None]) -> int:
-    """Bytes, beyond what was there: of two launches, the first of which makes what stays, such as velocities."""
+    """Bytes beyond those in use before: over two launches, as the first makes what stays, such as velocities."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as noted:

@@ -27,7 +27,7 @@ def measure_update(
 ) -> dict[str, Any]:
     """Milliseconds of an epoch, of the confusion and of each rule; on a processor of a part of them, scaled up."""
     known = architecture_named(architecture)
-    part = 1 if runtime.device.type == "cuda" else 8  # what a count costs once is scaled up with it
+    part = 1 if runtime.device.type == "cuda" else 8  # the fixed cost of a count is scaled up, too
     rng = np.random.default_rng(0)
     images = noise(known, classes, max(SAMPLE // part, batch), runtime)
     torch.manual_seed(0)
@@ -47,7 +47,7 @@ def measure_update(
         count()
     steps = max(1, 40 // part)
     of_step, of_count = [], []
-    for _ in range(rounds):  # in turns
+    for _ in range(rounds):  # all take turns
         of_step.append(milliseconds(train, steps, runtime))
         of_count.append(milliseconds(count, 1, runtime))
     epoch = statistics.median(of_step) * (EPOCH // batch)
