@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nofe.architectures import Classifier
@@ -67,27 +65,24 @@ def train_generalist(
     moved = notes.get("moved", 0)
     objective = Objective(_targets(specialties, runtime), smoothing=config.label_smoothing)
 
+    def so_far() -> dict[str, Any]:
+        return {"targets": specialties.target_of_class.tolist(), "settled": settled, "moved": moved}
+
     for stop in stops(config, batches.steps_per_epoch, after=state.step, updates=update_rule is not None):
         if config.settle and settled >= config.settle and state.step % batches.steps_per_epoch == 0:
             journal.progress.say(f"generalist: the specialties settled after {state.step:,} steps")
             break
         train_epoch(state, batches, objective, runtime, journal.progress, until=stop.step)
         if state.step < stop.step:
-            journal.stop(state, targets=specialties.target_of_class.tolist(), settled=settled, moved=moved)
+            journal.stop(state, **so_far())
         if stop.epoch:  # before the update: on the specialties that it was trained for
             with state.as_evaluated():
                 test_accuracy = accuracy(generalist, test, crop, runtime, objective.target_of_class)
         if stop.update and update_rule is not None:
-            sample = _sample(len(train), config.confusion_images, seed, stop.update)
+            sample = _sample(len(train), config.confusion_images, seed, stop.update, runtime)
+            shape = (specialties.classes, outputs)
             with state.as_evaluated():
-                confusion = count_confusion(
-                    generalist,
-                    train,
-                    crop,
-                    (specialties.classes, outputs),
-                    runtime,
-                    torch.from_numpy(sample).to(runtime.device),
-                )  # (C, K)
+                confusion = count_confusion(generalist, train, crop, shape, runtime, sample)  # (C, K)
             rng = stream(seed, STAGE, "assignment", stop.update)
             # By rank 0 for all: solvers may round differently on the processors of another node.
             updated = runtime.ranks.first(partial(update_rule, confusion, specialties, rng))
@@ -110,7 +105,7 @@ def train_generalist(
             journal.epoch_done(state, stop.epoch, test_accuracy=test_accuracy, moved=moved)
             journal.tell_if_it_guesses(state, stop.epoch, objective)
             moved = 0
-            journal.save(state, targets=specialties.target_of_class.tolist(), settled=settled, moved=moved)
+            journal.save(state, **so_far())
     state.finish()
     journal.progress.end()
     if update_rule is not None:
@@ -144,9 +139,10 @@ def stops(config: GeneralistConfig, steps_per_epoch: int, *, after: int, updates
             yield Stop(step, at_update.get(step, 0), at_epoch.get(step, 0))
 
 
-def _sample(images: int, wanted: int, seed: int, update: int) -> NDArray[np.int64]:
+def _sample(images: int, wanted: int, seed: int, update: int, runtime: Runtime) -> Tensor:
     """A random subset of the training images (the set S of Sec. 3.1), another one at every update."""
-    return stream(seed, STAGE, "confusion", update).permutation(images)[:wanted]
+    sample = stream(seed, STAGE, "confusion", update).permutation(images)[:wanted]
+    return torch.from_numpy(sample).to(runtime.device)
 
 
 def _targets(specialties: Specialties, runtime: Runtime) -> Tensor:
