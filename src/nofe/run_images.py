@@ -7,7 +7,7 @@ from nofe import runs
 from nofe.architectures import architecture_named
 from nofe.config import RunConfig
 from nofe.data import Dataset
-from nofe.data.stored import Looked, leave_out, look_through, open_dataset
+from nofe.data.stored import Findings, leave_out, look_through, open_dataset
 from nofe.errors import UserError
 from nofe.runs import Run
 from nofe.training.ranks import Ranks
@@ -25,7 +25,7 @@ def images_of_run(config: RunConfig, run: Run, runtime: Runtime, given: Dataset 
 def images_of_finished_run(config: RunConfig, run: Run, runtime: Runtime) -> Dataset:
     """Without the images that were unreadable when it began; the others are not looked at again."""
     listed = read_dataset(config, runtime, was_streamed(run))
-    return held_out(config, leave_out(listed, left_out_earlier(run) or Looked({})))
+    return held_out(config, leave_out(listed, left_out_earlier(run) or Findings({})))
 
 
 def read_dataset(config: RunConfig, runtime: Runtime | None = None, streamed: bool | None = None) -> Dataset:
@@ -58,11 +58,11 @@ def without_unreadable(config: RunConfig, dataset: Dataset, run: Run, ranks: Ran
     return leave_out(dataset, found)
 
 
-def left_out_earlier(run: Run) -> Looked | None:
+def left_out_earlier(run: Run) -> Findings | None:
     """None before the run has begun."""
     if was_streamed(run) is None:
         return None
-    return Looked(run.read_json(runs.ENVIRONMENT)["data"].get("unreadable", {}))
+    return Findings(run.read_json(runs.ENVIRONMENT)["data"].get("unreadable", {}))
 
 
 def held_out(config: RunConfig, dataset: Dataset) -> Dataset:

@@ -123,21 +123,21 @@ def stored_dataset(listing: Listing, image_size: int, workers: int = 0) -> Datas
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class Findings:
     """What was found by looking at every image of a data set on disk."""
 
     unreadable: Mapping[str, Sequence[str]]  # names, for each part that has some
     mean: NDArray[np.float32] | None = None  # of the readable training images, (3, H, W)
 
 
-def look_through(dataset: Dataset, *, skip_unreadable: bool) -> Looked:
+def look_through(dataset: Dataset, *, skip_unreadable: bool) -> Findings:
     """Find the images on disk that cannot be read before a network trains on the others.
 
     Those that nofe pack wrote are not looked at: it has decoded each of them.
     """
     train, test = dataset.train, dataset.test
     if not (isinstance(train, StoredImages) and isinstance(test, StoredImages)) or train.channel_mean is not None:
-        return Looked({})
+        return Findings({})
     count = len(train) + len(test)
     _say_if_many(count)
     names: dict[str, list[str]] = {}
@@ -150,17 +150,17 @@ def look_through(dataset: Dataset, *, skip_unreadable: bool) -> Looked:
             told += with_reasons(stored.pictures, unreadable)
     where = dataset.name.partition(":")[2] or dataset.name
     stop_or_leave_out(where, told, count, skip=skip_unreadable, option="pass --skip-unreadable")
-    return Looked(names, _mean(found["train"].total, len(train) - len(found["train"].unreadable)))
+    return Findings(names, _mean(found["train"].total, len(train) - len(found["train"].unreadable)))
 
 
-def leave_out(dataset: Dataset, looked: Looked) -> Dataset:
+def leave_out(dataset: Dataset, findings: Findings) -> Dataset:
     """The data set on disk without what cannot be read; by name, so that a resumed run has the same images."""
     if not (isinstance(dataset.train, StoredImages) and isinstance(dataset.test, StoredImages)):
         return dataset
-    train = _without(dataset.train, looked.unreadable.get("train", ()))
-    train = StoredImages(train.pictures, train.image_size, train.workers, train.channel_mean, looked.mean)
-    test = _without(dataset.test, looked.unreadable.get("test", ()))
-    return replace(dataset, train=train, test=test, left_out=looked.unreadable)
+    train = _without(dataset.train, findings.unreadable.get("train", ()))
+    train = StoredImages(train.pictures, train.image_size, train.workers, train.channel_mean, findings.mean)
+    test = _without(dataset.test, findings.unreadable.get("test", ()))
+    return replace(dataset, train=train, test=test, left_out=findings.unreadable)
 
 
 def _without(images: StoredImages, names: Sequence[str]) -> StoredImages:
