@@ -99,6 +99,16 @@ def test_the_readme_compares_with_the_base_by_the_same_recipe(quick: dict[str, A
     assert base_of_same_recipe("nin-c100").network == "base"
 
 
+def test_tables_and_figures_have_the_paper_s_numbers() -> None:
+    """As the map of the paper has them: its third figure is of neighbours, and generalists are in its second."""
+    of_paper = (ROOT / "docs" / "paper-map.md").read_text()
+    numbered = [re.fullmatch(r"(?:imagenet-)?(table|figure)-(\d)", name) for name in TABLES]
+    found = {(each[1], each[2]) for each in numbered if each}
+    assert len(found) == 5
+    for kind, number in found:
+        assert f"{'Table' if kind == 'table' else 'Fig.'} {number}" in of_paper
+
+
 def test_a_picture_of_other_figures_has_another_digest(quick: dict[str, Any]) -> None:
     def digests(accuracy: float) -> dict[str, str | None]:
         row = next(row for row in TABLES["table-1"].rows if row.label == "fully-balanced, K=10")
@@ -109,7 +119,7 @@ def test_a_picture_of_other_figures_has_another_digest(quick: dict[str, Any]) ->
 
     first, again, other = digests(0.5), digests(0.5), digests(0.6)
     assert first == again
-    assert first.keys() == {"table-1.png", "figure-3.png"}
+    assert first.keys() == {"table-1.png", "figure-2.png"}
     assert all(first[name] != other[name] for name in first)
 
 
@@ -234,7 +244,7 @@ def test_what_a_file_says_of_itself_is_said_in_its_table(quick: dict[str, Any]) 
 
 
 def test_curves_that_were_tested_after_an_update_are_marked(quick: dict[str, Any]) -> None:
-    made = of_row(quick, "figure-3", "learned, exact", [10] * 10) | {"classes_moved_by_update": [3, 0]}
+    made = of_row(quick, "figure-2", "learned, exact", [10] * 10) | {"classes_moved_by_update": [3, 0]}
     del made["generalist_tested"]
     assert "In the figure, learned, exact: every epoch but the last" in results_page([made], BENCHMARKS)
     assert "In the figure" not in results_page([made | {"generalist_tested": "before the update"}], BENCHMARKS)
@@ -497,7 +507,7 @@ def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
     sections = {section.splitlines()[0]: section for section in results_page([quick], BENCHMARKS).split("\n## ")}
     for name, measure in {
         "table-1": "top-1",
-        "figure-3": "accuracy on its 10 specialties",
+        "figure-2": "accuracy on its 10 specialties",
         "specialty-sizes": "accuracy on its specialties",
     }.items():
         assert f"|  | {measure} | each run |" in sections[TABLES[name].title]
@@ -524,10 +534,10 @@ def test_imagenet_is_judged_by_ten_crops_as_the_paper_does(quick: dict[str, Any]
 
 
 def test_generalists_are_drawn_for_imagenet_too(quick: dict[str, Any]) -> None:
-    row = TABLES["imagenet-figure-3"].rows[2]
+    row = TABLES["imagenet-figure-2"].rows[2]
     made = on_imagenet(quick, row, test_accuracy_by_epoch={"generalist": [0.1, 0.2]})
-    assert pictures(Index([made])).keys() == {"imagenet-figure-3.png"}
-    assert "(figures/imagenet-figure-3.png)" in results_page([made], BENCHMARKS)
+    assert pictures(Index([made])).keys() == {"imagenet-figure-2.png"}
+    assert "(figures/imagenet-figure-2.png)" in results_page([made], BENCHMARKS)
 
 
 # Two files for one thing

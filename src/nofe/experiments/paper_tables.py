@@ -254,9 +254,9 @@ SIZES = Table(
     measure="accuracy on its specialties",
     note=UNEVEN_IS_EASIER,
 )
-FIGURE_3 = Table(
-    "figure-3",
-    "AlexNet-C100: accuracy of the generalist over training, by where specialties come from (paper: for ImageNet)",
+FIGURE_2 = Table(
+    "figure-2",
+    "AlexNet-C100: accuracy of the generalist over training, by where specialties come from (paper: Fig. 2, ImageNet)",
     tuple(
         Row(label, experiment, "generalist")
         for label, experiment in (

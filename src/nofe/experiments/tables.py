@@ -5,7 +5,7 @@ import functools
 from nofe.errors import UserError
 from nofe.experiments.imagenet_tables import OF_IMAGENET
 from nofe.experiments.paper_tables import (
-    FIGURE_3,
+    FIGURE_2,
     FROM_BASE,
     HDCNN,
     MIRRORING,
@@ -34,7 +34,7 @@ TABLES: dict[str, Table] = {
         SCRATCH,
         FROM_BASE,
         SIZES,
-        FIGURE_3,
+        FIGURE_2,
         RETRIEVAL,
         HDCNN,
         MIRRORING,
