@@ -372,6 +372,26 @@ def test_hd_cnn_and_neighbours_are_claims_of_the_paper_too(quick: dict[str, Any]
     assert claims["Experts beat HD-CNN, which has twice their parameters"].verdict == "not measured"
 
 
+def test_what_the_paper_says_of_generalists_is_judged_by_generalists(quick: dict[str, Any]) -> None:
+    """Its Fig. 2, which was measured and stood among no claims."""
+    by_label = {"learned, fully-balanced": 0.5, "random": 0.4, "10 pairs of superclasses": 0.6}
+    made = [
+        with_figures(of_row(quick, "figure-2", label, [10] * 10), seed, generalist=accuracy + 0.001 * seed)
+        for label, accuracy in by_label.items()
+        for seed in range(3)
+    ]
+    claims = {each.claim: each for each in judged(Index(made))}
+    found = claims["The generalist recognises learned specialties best (the paper: on ImageNet)"]
+    assert [(each.outcome, round(each.above[0]), round(each.below[0])) for each in found.comparisons] == [
+        ("held", 50, 40),
+        ("not held", 50, 60),
+    ]
+    assert found.verdict == "not held"
+    exact = with_figures(of_row(quick, "figure-2", "learned, exact", [10] * 10), 0, generalist=0.55)
+    [_, other] = judged(Index([*made, exact]))[5].comparisons
+    assert (found.comparisons[1].remark, other.remark) == ("", "of those learned by the rule exact: 55.00")
+
+
 def test_whether_a_seed_that_counts_twice_makes_a_difference_is_said(quick: dict[str, Any]) -> None:
     def page(seeds: list[int]) -> str:
         results = []

@@ -64,7 +64,11 @@ def judged(index: Index, *, once_a_seed: bool = False) -> list[Judged]:
             ),
         ),
         Judged(
-            "Learned specialties beat those that people made (the paper: on ImageNet)",
+            "The generalist recognises learned specialties best (the paper: on ImageNet)",
+            tuple(_generalists(figure)),
+        ),
+        Judged(
+            "Experts of learned specialties beat those of groups that people made (the paper has the generalist alone)",
             (
                 Comparison(
                     "fully-balanced and 10 pairs of superclasses",
@@ -109,6 +113,24 @@ def judged(index: Index, *, once_a_seed: bool = False) -> list[Judged]:
         Judged("Neighbours by the experts' features are better than by the base's", tuple(_neighbours(index))),
         Judged(f"Accuracy over K is an inverted U: it rises to K={PEAK}", tuple(peak_and(KS[0], index, figure))),
         Judged(f"Accuracy over K is an inverted U: it falls beyond K={PEAK}", tuple(peak_and(KS[-1], index, figure))),
+    ]
+
+
+def _generalists(figure: Figure) -> list[Comparison]:
+    """Its Fig. 2, by specialties of one size: uneven ones, as spectral clusters are, would be easier."""
+    by_exact = figure("figure-2", "learned, exact")
+    remark = f"of those learned by the rule exact: {statistics.mean(by_exact):.2f}" if by_exact else ""
+    return [
+        Comparison(
+            f"generalists of {words}",
+            figure("figure-2", "learned, fully-balanced"),
+            figure("figure-2", label),
+            remark=remark,
+        )
+        for words, label in (
+            ("learned specialties and of random ones", "random"),
+            ("learned specialties and of 10 pairs of superclasses", "10 pairs of superclasses"),
+        )
     ]
 
 
