@@ -147,7 +147,18 @@ def why_no_experts_are_left(measured: Sequence[Measured]) -> str:
 
 
 def _of_table_1(figure: Figure, words: str, above: str, below: str, remark: str = "") -> Comparison:
-    return Comparison(words, figure("table-1", above), figure("table-1", below), remark=remark)
+    remarks = (remark, _if_paper_has_less(above, below))
+    return Comparison(
+        words, figure("table-1", above), figure("table-1", below), remark="; ".join(each for each in remarks if each)
+    )
+
+
+def _if_paper_has_less(above: str, below: str) -> str:
+    """It says of all K what its own table does not have of each."""
+    first, second = (row_of("table-1", label).paper for label in (above, below))
+    if first is None or second is None or first >= second:
+        return ""
+    return f"in the paper's own table it is {first:.2f} and {second:.2f}"
 
 
 def _every_k_and_base(index: Index, figure: Figure) -> list[Comparison]:
