@@ -12,10 +12,12 @@ import pytest
 
 from conftest import small_dataset, small_run
 from nofe import runs
+from nofe.architectures import ARCHITECTURES
+from nofe.architectures.caffe import BatchNorm2d
 from nofe.config import to_json
 from nofe.errors import UserError
 from nofe.experiments.claims import epochs_of_row, experts_and_base, judged, peak_and, sizes
-from nofe.experiments.claims_page import comparisons_table, differences
+from nofe.experiments.claims_page import anchor, comparisons_table, differences
 from nofe.experiments.comparison import Comparison, Judged
 from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of, keys_of_experiment
@@ -23,12 +25,12 @@ from nofe.experiments.markdown import results_page
 from nofe.experiments.page import table_in_words
 from nofe.experiments.paper_tables import PAPER_TABLE_3, label_as_long
 from nofe.experiments.pictures import pictures
-from nofe.experiments.readme import BEGIN, END, comparison_table, with_table
+from nofe.experiments.readme import BEGIN, END, NAMES, comparison_table, with_table
 from nofe.experiments.results import file_result, read_results
 from nofe.experiments.table import Row
 from nofe.experiments.tables import TABLES, base_of_same_recipe, row_of
 from nofe.pipeline import train
-from nofe.recipes import base_by
+from nofe.recipes import base_by, default_run
 from nofe.report.digest import digest_in
 from nofe.report.speed import speed_page
 from nofe.runs import Run
@@ -529,6 +531,17 @@ def test_a_run_is_filed_with_its_figures_and_without_paths(tmp_path: Path) -> No
 def test_no_results(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no results"):
         read_results(tmp_path)
+
+
+def test_what_test_accuracies_had_a_say_in_is_said(quick: dict[str, Any]) -> None:
+    """Networks that nothing normalises were to train in TF32; two do not, since AlexNet-C100 was as good without."""
+    [line] = [line for line in results_page([quick], BENCHMARKS).splitlines() if "chosen by test accuracy" in line]
+    anchors = set(re.findall(r"\(#([\w-]+)\)", line))
+    assert anchors == {anchor(TABLES["precision"].title)}
+    for name in PAPER_TABLE_3:
+        is_normalised = any(isinstance(part, BatchNorm2d) for part in ARCHITECTURES[name].classifier(2).modules())
+        in_bfloat16 = default_run(name).precision == "auto" and not is_normalised
+        assert (f"{NAMES[name]} train in bfloat16" in line or f"{NAMES[name]} and" in line) == in_bfloat16
 
 
 def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
