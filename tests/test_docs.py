@@ -233,6 +233,18 @@ def test_the_paper_map_names_symbols_that_there_are() -> None:
     assert [each for each in named if not is_defined(*each)] == []
 
 
+def test_epochs_that_stand_for_steps_of_the_release_are_said_to_be_read_so_or_not() -> None:
+    """The paper counts NIN's and ResNet56's steps of 128 images as if they were of 100: 500 an epoch."""
+    text = (ROOT / "docs" / "paper-map.md").read_text()
+    rows = {int(row.split(" | ")[0][2:]): row for row in text.splitlines() if re.match(r"\| \d+ \|", row)}
+    in_batches_of_128 = {epochs: 500 * epochs / (50_000 // 128) for epochs in (12, 200, 260)}
+    nin, resnet = default_run("nin-c100"), default_run("resnet56-c100")
+
+    assert (nin.base.paper.epochs, f"{nin.base.paper.epochs} epochs" in rows[9]) == (int(in_batches_of_128[260]), True)
+    assert (nin.generalist.epochs, resnet.generalist.epochs) == (200, 12), "as printed"
+    assert f"200 and 12 epochs are {in_batches_of_128[200]:.0f} and {in_batches_of_128[12]:.0f}" in rows[4]
+
+
 def test_a_symbol_that_is_not_in_its_file_is_found() -> None:
     text = "`report/page.py: page, absent`, `page.py`, `training/page.py`, `pipeline.train`, `metrics.jsonl`"
     assert [each for each in symbols_in(text) if not is_defined(*each)] == [

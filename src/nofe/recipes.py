@@ -84,6 +84,7 @@ VGG11 = Recipes(
 )
 # The release's 49,000, 11,000 and 5,000 steps of 128 images; the paper counts them as if the batch were 100. The base's
 # 220, 10 and 30 epochs, which the paper alone has, are read in the same way: as 130,000 steps, HD-CNN's number, too.
+# The generalist's 200 are not (paper-map.md, row 4).
 NIN = Recipes(
     generalist=GeneralistConfig(
         epochs=200, batch=128, rate=0.01, weight_decay=1e-4, augmentation=Augmentation(26, mirror=True)
