@@ -143,6 +143,14 @@ def test_every_committed_result_names_device_versions_date_seed_and_commit() -> 
                 assert len(result["test_accuracy_by_epoch"][stage]) == result["config"][recipe]["epochs"]
 
 
+def test_no_committed_result_is_of_gradients_that_were_wrong() -> None:
+    """Averages over the border, which only the AlexNets have: docs/decisions/0019."""
+    mended = "2026-11-15T22:28:15"
+    for result in read_results(ROOT / "results"):
+        if result["config"]["architecture"].startswith("alexnet"):
+            assert result["environment"]["date"] > mended, result["file"]
+
+
 def test_every_file_of_an_experiment_is_of_the_configuration_that_it_names() -> None:
     """A recipe that changes leaves results behind that are no longer the experiment's."""
     experiments = {each.name: each for table in TABLES.values() for each in table.experiments()}
