@@ -21,6 +21,7 @@ from PIL import Image
 
 import nofe
 from nofe.data import load_dataset
+from nofe.data.batches import pixel_mean
 from nofe.data.decode import decode_image, decode_picture
 from nofe.data.folder import load_listing
 from nofe.data.pack import PackSettings, listing_of, pack
@@ -32,6 +33,7 @@ from nofe.training.progress import counting
 
 SMALL = PackSettings(size=24, quality=90, shard_megabytes=0.03)
 CLASSES = ("ant", "bee", "cow")
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def photo(seed: int, width: int, height: int) -> Image.Image:
@@ -110,6 +112,19 @@ def test_the_manifest_tells_the_truth(once: Path) -> None:
     mean = np.mean([decode_image(listing.train.source(i), 24).mean(axis=(1, 2)) for i in range(36)], axis=0)
     assert np.abs(mean - manifest["channel_mean"]).max() < 4
     assert (once / "classes.txt").read_text().split() == list(CLASSES)
+
+
+def test_packed_images_are_centred_by_channel_and_those_of_a_folder_by_pixel(photos: Path, once: Path) -> None:
+    """As docs/data.md and docs/reproducing.md say, where a paper's mean image is meant."""
+    of_folder, of_shards = (
+        pixel_mean(load_dataset(name, root=photos, image_size=24).train)
+        for name in (f"folder:{photos}", f"shards:{once}")
+    )
+    assert np.ptp(of_folder, axis=(1, 2)).min() > 0
+    assert np.ptp(of_shards, axis=(1, 2)).max() == 0
+    np.testing.assert_allclose(of_shards[:, 0, 0], of_folder.mean((1, 2)), atol=4)
+    pages = "".join((DOCS / name).read_text() for name in ("data.md", "reproducing.md"))
+    assert len(re.findall(r"mean\s+of\s+each\s+colour\s+channel", pages)) == 3, "subtracted, twice, and in the manifest"
 
 
 def test_the_index_written_is_the_one_a_scan_finds(once: Path) -> None:
