@@ -553,6 +553,13 @@ def test_what_test_accuracies_had_a_say_in_is_said(quick: dict[str, Any]) -> Non
         assert (f"{NAMES[name]} train in bfloat16" in line or f"{NAMES[name]} and" in line) == in_bfloat16
 
 
+def test_recipes_name_what_is_of_neither_paper_nor_release(quick: dict[str, Any]) -> None:
+    section = sections_of(results_page([quick], BENCHMARKS))["Recipes"]
+    for name in PAPER_TABLE_3:
+        architecture = ARCHITECTURES[name]
+        assert (f"{NAMES[name]}'s generalist has" in section) == (architecture.generalist_head is not None)
+
+
 def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
     """Accuracy over ten specialties is not top-1 over a hundred classes, and precision of retrieval is neither."""
     sections = {section.splitlines()[0]: section for section in results_page([quick], BENCHMARKS).split("\n## ")}

@@ -220,9 +220,9 @@ def recipes_section() -> str:
         rows += [(architecture, stage, recipe_in_words(recipe)) for stage, recipe in recipes.items()]
     words = (
         "As in the paper or the release; [paper-map.md](paper-map.md) has where they differ, and which of them each "
-        "recipe follows. Two things are of neither: ResNet56-C100 averages batch norm with 0.9, and its experts' "
-        "recipe decays batch norm ([decision 9](decisions/0009-batch-norm-in-resnet56.md)). When the experts' epochs "
-        "begin, their trunk has had the generalist's."
+        "recipe follows. Three things are of neither: ResNet56-C100 averages batch norm with 0.9, and its experts' "
+        "recipe decays batch norm ([decision 9](decisions/0009-batch-norm-in-resnet56.md)); NIN-C100's generalist has "
+        "no ReLU on its logits. When the experts' epochs begin, their trunk has had the generalist's."
     )
     return "\n".join(["## Recipes", "", words, "", markdown_table(("network", "stage", "recipe"), rows)])
 
