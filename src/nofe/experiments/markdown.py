@@ -49,7 +49,7 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
         "the paper's its experts were short of the paper's figure, and the release trains longer; and that VGG11-C100 "
         f"and NIN-C100 train in bfloat16: it [cost AlexNet-C100](#{anchor(PRECISION.title)}) nothing that showed.\n"
         "- Figures are mean and sample deviation over n runs. A seed that was trained again counts each time, as a GPU "
-        "does not repeat itself.\n"
+        f"does not repeat itself.{_what_testing_again_changes(results)}\n"
         "- Seconds are those of training that network and evaluating it every epoch, on a device that it may have "
         "shared with other runs; [speed.md](speed.md) has speed measured side by side.\n"
         "- `nofe reproduce TABLE` trains what is not measured.",
@@ -70,6 +70,18 @@ def results_page(results: Sequence[Result], benchmarks: Path) -> str:
         *others_section(results, index),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _what_testing_again_changes(results: Sequence[Result]) -> str:
+    """A run ends with testing the weights of the last epoch, which were tested at the end of that epoch."""
+    apart: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for stage, by_epoch in result.get("test_accuracy_by_epoch", {}).items():
+            if stage in result["networks"]:
+                difference = abs(100 * (result["networks"][stage]["accuracy"] - by_epoch[-1]))
+                apart[result["environment"]["precision"]].append(difference)
+    most = [f"{max(differences):.2f} points in {precision}" for precision, differences in sorted(apart.items())]
+    return f" Two tests of the same weights were at most {all_of(most)} apart." if most else ""
 
 
 def short_section(index: Index) -> str:
