@@ -48,7 +48,7 @@ def test_from_the_folder_to_ten_crops(photos: Path, tmp_path: Path) -> None:
         "train", "--dataset", f"shards:{tmp_path / 'packed'}", *network, "--out", tmp_path / "run", "--device", "cpu"
     )
     sizes = [each["size"] for each in Run(tmp_path / "run").read_json("specialties.json")["specialties"]]
-    assert sorted(sizes, reverse=True) == LARGEST, "as the paper: exactly ten groups at depth 3, one far larger"
+    assert sorted(sizes, reverse=True) == LARGEST, "exactly ten groups at depth 3, one far larger"
 
     found = json.loads(answered("evaluate", tmp_path / "run", "--crops", "10", "--json", "--device", "cpu"))
     assert (found["images"], found["crops"], len(found["classes"])) == (1000, 10, 1000)

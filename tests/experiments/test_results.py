@@ -23,7 +23,7 @@ from nofe.experiments.index import Index
 from nofe.experiments.keys import keys_of, keys_of_experiment
 from nofe.experiments.markdown import results_page
 from nofe.experiments.page import table_in_words
-from nofe.experiments.paper_tables import PAPER_TABLE_3, label_as_long
+from nofe.experiments.paper_tables import PAPER_TABLE_3, UNEVEN_IS_EASIER, label_as_long
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import BEGIN, END, NAMES, comparison_table, with_table
 from nofe.experiments.results import file_result, read_results
@@ -582,6 +582,13 @@ def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
     assert "top-1" not in retrieval
     assert "| alexnet-c100 | base | not measured | not measured | not measured |" in retrieval
     assert "at 10" in table_in_words(TABLES["retrieval"], [quick])
+
+
+def test_accuracies_over_specialties_are_said_to_be_easier_where_sizes_differ() -> None:
+    tables = [table for table in TABLES.values() if table.measure.startswith("accuracy on its")]
+    assert {"figure-2", "imagenet-figure-2"} < {table.name for table in tables}
+    assert all(UNEVEN_IS_EASIER in table.note for table in tables)
+    assert "932 of the 1,000 classes" in TABLES["imagenet-figure-2"].note, "tests/test_thousand_classes.py counts them"
 
 
 def on_imagenet(quick: dict[str, Any], row: Row, **more: Any) -> dict[str, Any]:
