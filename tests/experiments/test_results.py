@@ -365,6 +365,16 @@ def test_experts_are_compared_with_the_base_of_every_recipe_that_both_have() -> 
     assert len(pairs) == 10
 
 
+def test_where_the_trunk_has_seen_images_that_the_base_has_not_it_is_said() -> None:
+    remarks = {each.words.partition(",")[0] for each in experts_and_base(lambda *_: []) if "mirrored" in each.remark}
+    assert remarks == {"alexnet-quick-c100"}, "paper-map.md, row 2"
+    said = "In AlexNet-Quick that one alone sees mirrored images"
+    assert said in " ".join((ROOT / "README.md").read_text().split()), "where its gain is the largest of all"
+    of_quick = [each for each in experts_and_base(lambda *_: []) if each.words.startswith("alexnet-quick")]
+    assert len(of_quick) == 2
+    assert all("mirrored images are the generalist's alone" in each.remark for each in of_quick)
+
+
 def test_a_base_by_another_recipe_says_nothing_about_its_size() -> None:
     """VGG11-C100 with 20 more convolutions does not learn at the rate of the experts."""
     why = {each.words: each.why for each in sizes(lambda *_: [50.0, 51.0, 52.0]) if each.why}

@@ -202,6 +202,7 @@ def experts_and_base(figure: Figure) -> list[Comparison]:
             f"{name}, experts and base by the same recipe",
             figure("table-3", f"{name}: experts"),
             figure("table-3", base_of_same_recipe(name).label),
+            remark=_if_generalist_mirrors(name),
         )
         for name in PAPER_TABLE_3
     ]
@@ -228,10 +229,21 @@ def experts_and_base(figure: Figure) -> list[Comparison]:
             f"have {epochs_of_row(f'{name}: experts')}",
             figure("table-3", f"{name}: experts"),
             figure("table-3", label_as_long(name)),
+            remark=_if_generalist_mirrors(name),
         )
         for name in PAPER_TABLE_3
     ]
     return [*by_recipe, *by_recipe_of_base, *by_steps_of_release, *as_long]
+
+
+def _if_generalist_mirrors(name: str) -> str:
+    """Then the experts' trunk has seen images that their base never sees."""
+    config = row_of("table-3", f"{name}: experts").experiment.config
+    if config.generalist.augmentation.mirror <= config.experts.augmentation.mirror:
+        return ""
+    return (
+        "mirrored images are the generalist's alone, as in the release: the experts' trunk has seen more than the base"
+    )
 
 
 def epochs_of_row(label: str) -> int:
