@@ -349,4 +349,9 @@ PRECISION = Table(
         )
         for precision, experiment in (("TF32", of), ("bfloat16", _variant("bf16", of, "precision=bf16")))
     ),
+    note=(
+        "Files of those in bfloat16 do not name the share of the GPU that they had, and on some shares products come "
+        "out wrong (docs/decisions/0020). By the times when they were begun they were eight at a time: that gave each "
+        "25 %, where all products that were tried were right."
+    ),
 )
