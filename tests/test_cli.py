@@ -990,7 +990,7 @@ def test_reproduce_finds_imagenet_where_it_is_said_to_lie(tmp_path: Path, monkey
         return {job.config.data.name for job in given}
 
     assert names("imagenet", "--dataset", "shards:photos") == {"shards:photos"}
-    assert names("imagenet-figure-2", "--data-root", "/data") == {"folder:/data/imagenet"}
+    assert names("imagenet-generalists", "--data-root", "/data") == {"folder:/data/imagenet"}
     assert names("mirroring", "--dataset", "shards:photos") == {"cifar100"}
     message = refusal("reproduce", "imagenet", "--dataset", "cifar100", "--folder", tmp_path)
     assert message == "--dataset cifar100: says where ImageNet lies; write folder:PATH or shards:PATH"

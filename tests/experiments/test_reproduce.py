@@ -174,7 +174,7 @@ def short_on_imagenet(label: str, photos: Path) -> Experiment:
         for number in range(2 if folder.parent.name == "train" else 1):
             pixels = rng.integers(0, 256, (270, 300, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{folder.name}_{number}.JPEG")
-    rows = {row.label: row.experiment for name in ("imagenet", "imagenet-figure-2") for row in TABLES[name].rows}
+    rows = {row.label: row.experiment for name in ("imagenet", "imagenet-generalists") for row in TABLES[name].rows}
     short = [
         "generalist.epochs=1",
         "generalist.batch=8",
@@ -494,7 +494,7 @@ def test_the_tables_hold_what_the_paper_reports() -> None:
 
 
 def test_tables_by_name() -> None:
-    others = ("imagenet", "imagenet-figure-2", "today", "today-search")  # not at hand, and not the paper's
+    others = ("imagenet", "imagenet-generalists", "today", "today-search")  # not at hand, and not the paper's
     assert tables_named(["all"]) == [table for name, table in TABLES.items() if name not in others]
     assert [row.experiment.config.specialties.count for row in TABLES["imagenet"].rows] == [10, 10, 40, 10, 10]
     assert [table.name for table in tables_named(["table-4", "scratch"])] == ["table-4", "scratch"]

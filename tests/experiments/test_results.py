@@ -105,11 +105,11 @@ def test_the_readme_compares_with_the_base_by_the_same_recipe(quick: dict[str, A
 def test_tables_and_figures_have_the_paper_s_numbers() -> None:
     """As the map of the paper has them: its third figure is of neighbours, and generalists are in its second."""
     of_paper = (ROOT / "docs" / "paper-map.md").read_text()
-    numbered = [re.fullmatch(r"(?:imagenet-)?(table|figure)-(\d)", name) for name in TABLES]
-    found = {(each[1], each[2]) for each in numbered if each}
-    assert len(found) == 5
-    for kind, number in found:
-        assert f"{'Table' if kind == 'table' else 'Fig.'} {number}" in of_paper
+    titles = [f"{name.replace('table-', 'Table ')}: {table.title}" for name, table in TABLES.items()]
+    found = {number for title in titles for number in re.findall(r"(?:Table|Fig\.) \d", title)}
+    assert found == {"Table 1", "Table 2", "Table 3", "Table 4", "Table 5", "Fig. 2"}
+    for number in found:
+        assert number in of_paper
 
 
 def test_a_picture_of_other_figures_has_another_digest(quick: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def test_a_picture_of_other_figures_has_another_digest(quick: dict[str, Any]) ->
 
     first, again, other = digests(0.5), digests(0.5), digests(0.6)
     assert first == again
-    assert first.keys() == {"table-1.png", "figure-2.png"}
+    assert first.keys() == {"table-1.png", "generalists.png"}
     assert all(first[name] != other[name] for name in first)
 
 
@@ -277,7 +277,7 @@ def test_what_a_file_says_of_itself_is_said_in_its_table(quick: dict[str, Any]) 
 
 
 def test_curves_that_were_tested_after_an_update_are_marked(quick: dict[str, Any]) -> None:
-    made = of_row(quick, "figure-2", "learned, exact", [10] * 10) | {"classes_moved_by_update": [3, 0]}
+    made = of_row(quick, "generalists", "learned, exact", [10] * 10) | {"classes_moved_by_update": [3, 0]}
     del made["generalist_tested"]
     assert "In the figure, learned, exact: every epoch but the last" in results_page([made], BENCHMARKS)
     assert "In the figure" not in results_page([made | {"generalist_tested": "before the update"}], BENCHMARKS)
@@ -419,7 +419,7 @@ def test_what_the_paper_says_of_generalists_is_judged_by_generalists(quick: dict
     """Its Fig. 2, which was measured and stood among no claims."""
     by_label = {"learned, fully-balanced": 0.5, "random": 0.4, "10 pairs of superclasses": 0.6}
     made = [
-        with_figures(of_row(quick, "figure-2", label, [10] * 10), seed, generalist=accuracy + 0.001 * seed)
+        with_figures(of_row(quick, "generalists", label, [10] * 10), seed, generalist=accuracy + 0.001 * seed)
         for label, accuracy in by_label.items()
         for seed in range(3)
     ]
@@ -430,7 +430,7 @@ def test_what_the_paper_says_of_generalists_is_judged_by_generalists(quick: dict
         ("not held", 50, 60),
     ]
     assert found.verdict == "not held"
-    exact = with_figures(of_row(quick, "figure-2", "learned, exact", [10] * 10), 0, generalist=0.55)
+    exact = with_figures(of_row(quick, "generalists", "learned, exact", [10] * 10), 0, generalist=0.55)
     [_, other] = judged(Index([*made, exact]))[5].comparisons
     assert (found.comparisons[1].remark, other.remark) == ("", "of those learned by the rule exact: 55.00")
 
@@ -596,7 +596,7 @@ def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
     sections = {section.splitlines()[0]: section for section in results_page([quick], BENCHMARKS).split("\n## ")}
     for name, measure in {
         "table-1": "top-1",
-        "figure-2": "accuracy on its 10 specialties",
+        "generalists": "accuracy on its 10 specialties",
         "specialty-sizes": "accuracy on its specialties",
     }.items():
         assert f"|  | {measure} | each run |" in sections[TABLES[name].title]
@@ -609,9 +609,11 @@ def test_a_table_says_what_its_figures_are(quick: dict[str, Any]) -> None:
 
 def test_accuracies_over_specialties_are_said_to_be_easier_where_sizes_differ() -> None:
     tables = [table for table in TABLES.values() if table.measure.startswith("accuracy on its")]
-    assert {"figure-2", "imagenet-figure-2"} < {table.name for table in tables}
+    assert {"generalists", "imagenet-generalists"} < {table.name for table in tables}
     assert all(UNEVEN_IS_EASIER in table.note for table in tables)
-    assert "932 of the 1,000 classes" in TABLES["imagenet-figure-2"].note, "tests/test_thousand_classes.py counts them"
+    assert "932 of the 1,000 classes" in TABLES["imagenet-generalists"].note, (
+        "tests/test_thousand_classes.py counts them"
+    )
 
 
 def on_imagenet(quick: dict[str, Any], row: Row, **more: Any) -> dict[str, Any]:
@@ -630,10 +632,10 @@ def test_imagenet_is_judged_by_ten_crops_as_the_paper_does(quick: dict[str, Any]
 
 
 def test_generalists_are_drawn_for_imagenet_too(quick: dict[str, Any]) -> None:
-    row = TABLES["imagenet-figure-2"].rows[2]
+    row = TABLES["imagenet-generalists"].rows[2]
     made = on_imagenet(quick, row, test_accuracy_by_epoch={"generalist": [0.1, 0.2]})
-    assert pictures(Index([made])).keys() == {"imagenet-figure-2.png"}
-    assert "(figures/imagenet-figure-2.png)" in results_page([made], BENCHMARKS)
+    assert pictures(Index([made])).keys() == {"imagenet-generalists.png"}
+    assert "(figures/imagenet-generalists.png)" in results_page([made], BENCHMARKS)
 
 
 # Two files for one thing

@@ -118,13 +118,13 @@ def judged(index: Index, *, once_a_seed: bool = False) -> list[Judged]:
 
 def _generalists(figure: Figure) -> list[Comparison]:
     """Its Fig. 2, by specialties of one size: uneven ones, as spectral clusters are, would be easier."""
-    by_exact = figure("figure-2", "learned, exact")
+    by_exact = figure("generalists", "learned, exact")
     remark = f"of those learned by the rule exact: {statistics.mean(by_exact):.2f}" if by_exact else ""
     return [
         Comparison(
             f"generalists of {words}",
-            figure("figure-2", "learned, fully-balanced"),
-            figure("figure-2", label),
+            figure("generalists", "learned, fully-balanced"),
+            figure("generalists", label),
             remark=remark,
         )
         for words, label in (

@@ -44,8 +44,8 @@ IMAGENET = Table(
     measure="top-1 by ten crops",
     reason=NO_IMAGES,
 )
-IMAGENET_FIGURE_2 = Table(
-    "imagenet-figure-2",
+IMAGENET_GENERALISTS = Table(
+    "imagenet-generalists",
     "ImageNet: accuracy of the generalist over training, by where specialties come from (paper's Fig. 2)",
     (
         Row("learned, fully-balanced", _IMAGENET_LEARNED, "generalist"),
@@ -60,4 +60,4 @@ IMAGENET_FIGURE_2 = Table(
         "much worse than the spectral one, were of another tree (paper-map.md)."
     ),
 )
-OF_IMAGENET = (IMAGENET, IMAGENET_FIGURE_2)
+OF_IMAGENET = (IMAGENET, IMAGENET_GENERALISTS)

@@ -10,11 +10,11 @@ from nofe.config import to_json
 from nofe.experiments.claims_page import anchor, claims_section, evidence_section
 from nofe.experiments.comparison import FEWEST_RUNS
 from nofe.experiments.costs import Growth, Step, cost_of, growth_in, left_of, steps_in
-from nofe.experiments.imagenet_tables import IMAGENET_FIGURE_2
+from nofe.experiments.imagenet_tables import IMAGENET_GENERALISTS
 from nofe.experiments.index import Index, Measured, stayed_as_drawn
 from nofe.experiments.other_runs import others_section, recipe_in_words
 from nofe.experiments.page import RETRIEVAL_HEAD, cells, mean_and_deviation, retrieval_cells
-from nofe.experiments.paper_tables import FIGURE_2, HDCNN, PAPER_TABLE_3, PRECISION, RETRIEVAL
+from nofe.experiments.paper_tables import GENERALISTS, HDCNN, PAPER_TABLE_3, PRECISION, RETRIEVAL
 from nofe.experiments.pictures import pictures
 from nofe.experiments.readme import NAMES, comparison_table
 from nofe.experiments.reproduce import Filed, Job
@@ -204,7 +204,7 @@ def notes_on(table: Table, measured: Mapping[str, Sequence[Measured]]) -> list[s
             for one in measured[row.label]
         )
     ]
-    if after_update and table in (FIGURE_2, IMAGENET_FIGURE_2):
+    if after_update and table in (GENERALISTS, IMAGENET_GENERALISTS):
         notes.append(
             f"In the figure, {' and '.join(after_update)}: every epoch but the last was tested just after an update, "
             "on specialties that the network was not trained for yet; later runs are tested before it."

@@ -255,8 +255,8 @@ SIZES = Table(
     measure="accuracy on its specialties",
     note=UNEVEN_IS_EASIER,
 )
-FIGURE_2 = Table(
-    "figure-2",
+GENERALISTS = Table(
+    "generalists",
     "AlexNet-C100: accuracy of the generalist over training, by where specialties come from (paper: Fig. 2, ImageNet)",
     tuple(
         Row(label, experiment, "generalist")

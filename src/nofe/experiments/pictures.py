@@ -7,9 +7,9 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from nofe.experiments.imagenet_tables import IMAGENET_FIGURE_2
+from nofe.experiments.imagenet_tables import IMAGENET_GENERALISTS
 from nofe.experiments.index import Index
-from nofe.experiments.paper_tables import FIGURE_2, KS, PAPER_BASE, PAPER_TABLE_1, RETRIEVAL, SIZES, TABLE_1
+from nofe.experiments.paper_tables import GENERALISTS, KS, PAPER_BASE, PAPER_TABLE_1, RETRIEVAL, SIZES, TABLE_1
 from nofe.experiments.table import Row, Table
 from nofe.experiments.tables import row_of
 from nofe.report.figures import INK, WIDTH, new_figure, png_of
@@ -29,7 +29,7 @@ def pictures(index: Index) -> dict[str, bytes]:
         "table-1.png": (draw_by_count, TABLE_1.rows),
         **{
             f"{table.name}.png": (partial(draw_generalists, table), table.rows)
-            for table in (FIGURE_2, IMAGENET_FIGURE_2)
+            for table in (GENERALISTS, IMAGENET_GENERALISTS)
         },
         "specialty-sizes.png": (draw_sizes, SIZES.rows),
     }

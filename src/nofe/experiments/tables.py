@@ -5,8 +5,8 @@ import functools
 from nofe.errors import UserError
 from nofe.experiments.imagenet_tables import OF_IMAGENET
 from nofe.experiments.paper_tables import (
-    FIGURE_2,
     FROM_BASE,
+    GENERALISTS,
     HDCNN,
     MIRRORING,
     PRECISION,
@@ -34,7 +34,7 @@ TABLES: dict[str, Table] = {
         SCRATCH,
         FROM_BASE,
         SIZES,
-        FIGURE_2,
+        GENERALISTS,
         RETRIEVAL,
         HDCNN,
         MIRRORING,

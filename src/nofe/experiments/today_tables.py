@@ -36,7 +36,7 @@ def _experts_of_today(
     **augmented: tuple[str, ...],
 ) -> Row:
     """`epochs` are those of generalist and experts; `so` says what else is special about the row."""
-    # About ten updates of the specialties, however short the generalist: they settle by then (figure-2, `exact`).
+    # About ten updates of the specialties, however short the generalist: they settle by then (generalists, `exact`).
     often = f"generalist.update_every={min(1.0, epochs[0] / UPDATES):g}"
     lasting = (f"generalist.epochs={epochs[0]}", often, f"experts.epochs={epochs[1]}")
     shape = (f"specialties.count={count}", f"adapt.branch_width={width}", *([f"adapt.cut={cut}"] if cut else []))
