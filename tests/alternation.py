@@ -15,6 +15,7 @@ from nofe.specialties import Specialties, Update
 from nofe.training.journal import Journal
 from nofe.training.progress import Silent
 from nofe.training.runtime import Runtime
+from nofe.training.workbench import Workbench
 
 
 def learn(
@@ -36,10 +37,12 @@ def learn(
         start,
         rule,
         chosen,
-        DeviceImages(dataset.train, mean, runtime.device),
-        DeviceImages(dataset.test, mean, runtime.device),
-        seed,
-        runtime,
-        Journal(run, runtime, Silent()),
+        Workbench(
+            train=DeviceImages(dataset.train, mean, runtime.device),
+            test=DeviceImages(dataset.test, mean, runtime.device),
+            seed=seed,
+            runtime=runtime,
+            journal=Journal(run, runtime, Silent()),
+        ),
     )
     return learned, model, run.metrics()

@@ -5,31 +5,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from nofe.data.batches import DeviceImages
 from nofe.evaluation import accuracy
-from nofe.training.journal import Journal
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.recipe import Recipe
-from nofe.training.runtime import Runtime
+from nofe.training.workbench import Workbench
 
 
-def train_classifier(
-    stage: str,
-    model: nn.Module,
-    recipe: Recipe,
-    train: DeviceImages,
-    test: DeviceImages,
-    classes: int,
-    seed: int,
-    runtime: Runtime,
-    journal: Journal,
-) -> None:
+def train_classifier(stage: str, model: nn.Module, recipe: Recipe, classes: int, bench: Workbench) -> None:
     """Train `model` in place. The test accuracy of each epoch is noted; nothing is chosen by it."""
-    objective = Objective(torch.arange(classes, device=runtime.device), smoothing=recipe.label_smoothing)
+    objective = Objective(torch.arange(classes, device=bench.runtime.device), smoothing=recipe.label_smoothing)
     crop = recipe.augmentation.crop
-    train_by(
-        objective, stage, model, recipe, train, lambda: accuracy(model, test, crop, runtime), seed, runtime, journal
-    )
+    train_by(objective, stage, model, recipe, bench, lambda: accuracy(model, bench.test, crop, bench.runtime))
 
 
 def train_by(
@@ -37,15 +23,13 @@ def train_by(
     stage: str,
     model: nn.Module,
     recipe: Recipe,
-    train: DeviceImages,
+    bench: Workbench,
     test_accuracy: Callable[[], float | None],
-    seed: int,
-    runtime: Runtime,
-    journal: Journal,
 ) -> None:
     """Train `model` in place by any objective that stays the same; `test_accuracy` is asked after every epoch."""
-    state = start_training(stage, model, recipe, seed, runtime)
-    batches = batches_of(state, train, runtime)
+    runtime, journal = bench.runtime, bench.journal
+    state = start_training(stage, model, recipe, bench.seed, runtime)
+    batches = batches_of(state, bench.train, runtime)
     journal.begin(state, recipe.epochs * batches.steps_per_epoch, batches.global_batch)
     for epoch in range(state.step // batches.steps_per_epoch, recipe.epochs):
         train_epoch(state, batches, objective, runtime, journal.progress)

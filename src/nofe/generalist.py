@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from nofe.architectures import Classifier
-from nofe.data.batches import DeviceImages
 from nofe.errors import UserError
 from nofe.evaluation import accuracy, count_confusion
 from nofe.report.text import specialties_that_stayed
 from nofe.specialties import Specialties, Update, agreement, classes_moved
 from nofe.streams import stream
-from nofe.training.journal import Journal
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime
+from nofe.training.workbench import Workbench
 
 STAGE = "generalist"
 
@@ -44,11 +43,7 @@ def train_generalist(
     specialties: Specialties,
     update_rule: Update | None,
     config: GeneralistConfig,
-    train: DeviceImages,
-    test: DeviceImages,
-    seed: int,
-    runtime: Runtime,
-    journal: Journal,
+    bench: Workbench,
 ) -> Specialties:
     """Alternate between the weights, trained in place, and the specialties, returned.
 
@@ -56,8 +51,9 @@ def train_generalist(
     """
     outputs = specialties.count  # of the generalist; a rule may later leave some of them unused
     crop = config.augmentation.crop
+    seed, runtime, journal = bench.seed, bench.runtime, bench.journal
     state = start_training(STAGE, generalist, config, seed, runtime)
-    batches = batches_of(state, train, runtime)
+    batches = batches_of(state, bench.train, runtime)
     notes = journal.begin(state, config.epochs * batches.steps_per_epoch, batches.global_batch)
     if notes:
         specialties = Specialties.from_labels_dropping_empty(notes["targets"], outputs)
@@ -77,12 +73,12 @@ def train_generalist(
             journal.stop(state, **so_far())
         if stop.epoch:  # before the update: on the specialties that it was trained for
             with state.as_evaluated():
-                test_accuracy = accuracy(generalist, test, crop, runtime, objective.target_of_class)
+                test_accuracy = accuracy(generalist, bench.test, crop, runtime, objective.target_of_class)
         if stop.update and update_rule is not None:
-            sample = _sample(len(train), config.confusion_images, seed, stop.update, runtime)
+            sample = _sample(len(bench.train), config.confusion_images, seed, stop.update, runtime)
             shape = (specialties.classes, outputs)
             with state.as_evaluated():
-                confusion = count_confusion(generalist, train, crop, shape, runtime, sample)  # (C, K)
+                confusion = count_confusion(generalist, bench.train, crop, shape, runtime, sample)  # (C, K)
             rng = stream(seed, STAGE, "assignment", stop.update)
             # By rank 0 for all: solvers may round differently on the processors of another node.
             updated = runtime.ranks.first(partial(update_rule, confusion, specialties, rng))

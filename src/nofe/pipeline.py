@@ -138,7 +138,7 @@ def train_base(task: Task, stage: str, recipe: Recipe) -> Classifier:
     base = task.architecture.classifier(task.classes)
     if not restored(base, task.run, file, task.runtime.device):
         begin_from_weights(task, base)
-        train_over_classes(task, stage, base, recipe)
+        train_classifier(stage, base, recipe, task.classes, task)
         write_weights(base, task.run, file)
     return base
 
@@ -165,17 +165,7 @@ def learn_specialties(task: Task, bases: Mapping[str, nn.Module]) -> tuple[Class
     begin_from_weights(task, generalist)
     if config.generalist.start == "base" and base is not None:
         generalist.trunk.load_state_dict(base.get_submodule("trunk").state_dict())
-    specialties = train_generalist(
-        generalist,
-        specialties,
-        _update(config.specialties),
-        config.generalist,
-        task.train,
-        task.test,
-        config.seed,
-        task.runtime,
-        task.journal,
-    )
+    specialties = train_generalist(generalist, specialties, _update(config.specialties), config.generalist, task)
     task.run.write_json(runs.SPECIALTIES, specialties.to_json(task.dataset.class_names))
     write_weights(generalist, task.run, runs.GENERALIST)
     return generalist, specialties
@@ -218,23 +208,9 @@ def train_experts(task: Task, generalist: nn.Module, specialties: Specialties) -
             network.freeze_trunk()
         network.fuse()
         choose_kernels(task, network)
-        train_over_classes(task, "experts", network, task.config.experts)
+        train_classifier("experts", network, task.config.experts, task.classes, task)
         network.unfuse()
         write_weights(network, task.run, runs.NETWORK)
     elif not task.run.has(runs.KERNELS):
         task.run.discard(runs.KERNELS)  # damaged, and of no use any more
     return network
-
-
-def train_over_classes(task: Task, stage: str, model: nn.Module, recipe: Recipe) -> None:
-    train_classifier(
-        stage,
-        model,
-        recipe,
-        task.train,
-        task.test,
-        task.classes,
-        task.config.seed,
-        task.runtime,
-        task.journal,
-    )

@@ -12,7 +12,7 @@ from nofe.architectures import Architecture
 from nofe.checks import files_of, require_fitting, require_same_files, require_same_images
 from nofe.config import RunConfig, architecture_of
 from nofe.data import Dataset
-from nofe.data.batches import DeviceImages, pixel_mean
+from nofe.data.batches import pixel_mean
 from nofe.data.stored import StoredImages
 from nofe.data.stream import on_device
 from nofe.runs import Run
@@ -22,20 +22,16 @@ from nofe.training.journal import Journal
 from nofe.training.progress import Progress
 from nofe.training.recipe import training_steps
 from nofe.training.runtime import Runtime, environment
+from nofe.training.workbench import Workbench
 
 
-@dataclass(frozen=True)
-class Task:
-    """What every stage needs."""
+@dataclass(frozen=True, kw_only=True)
+class Task(Workbench):
+    """What every stage of a run needs."""
 
     config: RunConfig
     architecture: Architecture
     dataset: Dataset
-    train: DeviceImages
-    test: DeviceImages
-    run: Run
-    runtime: Runtime
-    journal: Journal
 
     @property
     def classes(self) -> int:
@@ -43,7 +39,7 @@ class Task:
 
     def seeded(self, what: str) -> None:
         """Initial weights depend on the seed and on what they are for, not on what ran before."""
-        torch.manual_seed(seed_for(self.config.seed, what, "weights"))
+        torch.manual_seed(seed_for(self.seed, what, "weights"))
 
 
 def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, progress: Progress) -> Task:
@@ -72,7 +68,7 @@ def prepare(config: RunConfig, dataset: Dataset, run: Run, runtime: Runtime, pro
         dataset=dataset,
         train=on_device(dataset.train, mean, runtime.device),
         test=on_device(dataset.test, mean, runtime.device),
-        run=run,
+        seed=config.seed,
         runtime=runtime,
         journal=Journal(run, runtime, progress),
     )

@@ -11,9 +11,8 @@ the share held out are those of HD-CNN's authors; their 25,000 steps of each fin
 are cut to what a network of experts with its base takes, and the network for the confusion has a fifth of its epochs.
 """
 
-import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from nofe.architectures.nin import NIN_C100
 from nofe.checks import has_same_images
 from nofe.classifier import train_by, train_classifier
 from nofe.data import Dataset
-from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
+from nofe.data.batches import Augmentation, pixel_mean
 from nofe.data.stream import on_device
 from nofe.errors import UserError
 from nofe.evaluation import accuracy, count_confusion, mean_probabilities, predict
@@ -52,6 +51,7 @@ from nofe.training.progress import Progress, Silent, closing
 from nofe.training.recipe import Recipe
 from nofe.training.runtime import Runtime, environment, make_runtime, stopping_on_signals
 from nofe.training.weights import load_weights, restored, write_weights
+from nofe.training.workbench import Workbench
 
 CATEGORIES = "coarse-categories.json"
 BUILDING_BLOCK = "building-block.safetensors"
@@ -121,7 +121,7 @@ def train_hdcnn(
         "architecture": architecture.name,
         "data": {"name": dataset.name, "fingerprint": dataset.fingerprint()},
         "seed": seed,
-        "hdcnn": dataclasses.asdict(config),
+        "hdcnn": asdict(config),
     }
     with open_run(out, resume=resume, check=lambda run: _require_same(described, run)) as run:
         if run.has(runs.SUMMARY) and not run.damaged():
@@ -134,7 +134,16 @@ def train_hdcnn(
             mean = pixel_mean(dataset.train)
             train, test = (on_device(part, mean, runtime.device) for part in (dataset.train, dataset.test))
             journal = Journal(run, runtime, progress)
-            task = Task(config, architecture, dataset, train, test, seed, run, runtime, journal)
+            task = Task(
+                config=config,
+                architecture=architecture,
+                dataset=dataset,
+                train=train,
+                test=test,
+                seed=seed,
+                runtime=runtime,
+                journal=journal,
+            )
             categories = find_categories(task)
             building_block = train_building_block(task, run_of_base)
             with runtime.compiling(False):  # few steps, of sizes that no other component or seed has
@@ -157,19 +166,13 @@ def open_hdcnn(out: Path | str, architecture: Architecture = NIN_C100) -> HDCNN:
     return network.eval()
 
 
-@dataclass(frozen=True)
-class Task:
-    """What every stage needs. Test images are looked at for the accuracy of an epoch, and for nothing else."""
+@dataclass(frozen=True, kw_only=True)
+class Task(Workbench):
+    """What every stage needs."""
 
     config: HDCNNConfig
     architecture: Architecture
     dataset: Dataset
-    train: DeviceImages
-    test: DeviceImages
-    seed: int
-    run: Run
-    runtime: Runtime
-    journal: Journal
 
     def new_classifier(self, what: str) -> Classifier:
         torch.manual_seed(seed_for(self.seed, what, "weights"))
@@ -187,7 +190,7 @@ def find_categories(task: Task) -> CoarseCategories:
     kept, held_out = (on_device(part, mean, runtime.device) for part in (split.train, split.test))
     network = task.new_classifier("confusion")
     recipe = config.confusion
-    train_classifier("confusion", network, recipe, kept, held_out, classes, task.seed, runtime, task.journal)
+    train_classifier("confusion", network, recipe, classes, replace(task, train=kept, test=held_out))
     everything = torch.arange(len(held_out), device=runtime.device)
     crop = recipe.augmentation.crop
     confusion = count_confusion(network, held_out, crop, (classes, classes), runtime, everything)
@@ -208,9 +211,7 @@ def train_building_block(task: Task, run_of_base: Path | None = None) -> Classif
     if run_of_base is not None:
         _take_base(task, network, Run(run_of_base))
     else:
-        train_classifier(
-            "building-block", network, recipe, task.train, task.test, classes, task.seed, task.runtime, task.journal
-        )
+        train_classifier("building-block", network, recipe, classes, task)
     write_weights(network, task.run, BUILDING_BLOCK)
     return network
 
@@ -272,11 +273,8 @@ def train_fine_component(
         stage,
         model,
         recipe,
-        train,
+        replace(task, train=train, test=test),
         test_accuracy,
-        task.seed,
-        task.runtime,
-        task.journal,
     )
 
 
@@ -294,11 +292,8 @@ def fine_tune(task: Task, network: HDCNN, categories: CoarseCategories) -> None:
         "joint",
         Joint(network),
         recipe,
-        task.train,
+        task,
         lambda: accuracy(network, task.test, recipe.augmentation.crop, task.runtime),
-        task.seed,
-        task.runtime,
-        task.journal,
     )
     network.run_apart()  # as one they are padded to the largest, which would count as parameters
     write_weights(network, task.run, NETWORK)
@@ -353,7 +348,7 @@ def _require_same(described: dict[str, Any], run: Run) -> None:
     earlier, now = run.read_config(), json.loads(json.dumps(described))
     if "hdcnn" in earlier:  # read and written again: a field that is newer than the run has its default
         known = configuration.structured(earlier["hdcnn"], HDCNNConfig)
-        earlier["hdcnn"] = json.loads(json.dumps(dataclasses.asdict(known)))
+        earlier["hdcnn"] = json.loads(json.dumps(asdict(known)))
     differing = [name for name in sorted(earlier.keys() | now.keys()) if earlier.get(name) != now.get(name)]
     if differing:
         raise UserError(
