@@ -331,6 +331,11 @@ def hooked_backward(layer: nn.Module) -> nn.Module:
     return layer
 
 
+def hooked_weight(layer: nn.Module, register: str) -> nn.Module:
+    getattr(layer.get_parameter("weight"), register)(lambda seen: None)
+    return layer
+
+
 def ends_in_linear(**layers: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(layers, flatten=nn.Flatten(), fc=nn.Linear(64, 3)))
 
@@ -352,6 +357,14 @@ def ends_in_linear(**layers: nn.Module) -> nn.Module:
         (lambda: ends_in_linear(inner=hooked(nn.Sequential(nn.Conv2d(4, 4, 1)))), "inner .has a hook"),
         (lambda: ends_in_linear(norm=hooked(nn.LayerNorm([4, 4, 4]))), "norm .has a hook"),
         (lambda: ends_in_linear(inner=hooked_backward(nn.Sequential(nn.Conv2d(4, 4, 1)))), "inner .has a hook"),
+        (
+            lambda: ends_in_linear(conv=hooked_weight(nn.Conv2d(4, 4, 1), "register_hook")),
+            r"conv\.weight .has a hook",
+        ),
+        (
+            lambda: ends_in_linear(conv=hooked_weight(nn.Conv2d(4, 4, 1), "register_post_accumulate_grad_hook")),
+            r"conv\.weight .has a hook",
+        ),
         (lambda: hooked(ends_in_linear(conv=nn.Conv2d(4, 4, 1))), "the branch .has a hook"),
         (lambda: ends_in_linear(odd=Scaled()), "odd: kernel of Scaled"),
         (lambda: ends_in_linear(odd=ReadTwice()), r"odd\.conv\.bias .a weight that is read by name, too"),

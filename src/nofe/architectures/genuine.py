@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def computes_as(layer: nn.Module, *kinds: type[Any]) -> bool:
@@ -18,6 +18,11 @@ def is_hooked(layer: nn.Module) -> bool:
 def looks_at_gradients(layer: nn.Module) -> bool:
     """Whether somebody looks at, or changes, the gradients that pass it."""
     return bool(layer._backward_hooks or layer._backward_pre_hooks)
+
+
+def is_hooked_weight(weight: Tensor) -> bool:
+    """Whether somebody looks at, or changes, its gradient."""
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
 
 
 def is_norm_with_activation(layer: nn.Module) -> bool:

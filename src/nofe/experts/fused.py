@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
-from nofe.architectures.genuine import is_hooked, looks_at_gradients
+from nofe.architectures.genuine import is_hooked, is_hooked_weight, looks_at_gradients
 from nofe.architectures.line import names_of_shared_weights
 from nofe.architectures.modes import LAYER, call_of, owner_of, where
 from nofe.experts import functions, rules
@@ -241,6 +241,9 @@ def _require_no_hook_is_lost(branch: nn.Module) -> None:
     for path, module in branch.named_modules():
         if is_hooked(module) or looks_at_gradients(module):
             raise NotFusable(f"{path or 'the branch'} (has a hook, which would not be called)")
+    for name, weight in branch.named_parameters():  # stacked with those of other experts it is another tensor
+        if is_hooked_weight(weight):
+            raise NotFusable(f"{name} (has a hook, which would not be called)")
 
 
 def _require_frozen_alike(branches: Sequence[nn.Module]) -> None:
