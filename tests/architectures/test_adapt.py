@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import nofe
 from nofe.architectures import architecture_named, parameter_count, zoo
@@ -28,7 +29,7 @@ from nofe.errors import UserError
 from nofe.experts.branches import Branches
 from nofe.experts.fused import NotFusable, fuse
 from nofe.experts.network import grow_experts, plant_experts
-from nofe.experts.size import size_of, sizes_of
+from nofe.experts.size import Size, size_of, sizes_of, without_values
 from nofe.recipes import default_run
 from nofe.specialties import Specialties
 
@@ -817,6 +818,19 @@ def test_sizes_are_counted_by_hand() -> None:
     trunk = 32 * 32 * 27 * 4 + 8 * 8 * 36 * 8
     assert sizes["experts"].multiplications == trunk + 2 * (2 * 2 * 72 * 8 + 32 * 64 + 64 * 3)
     assert sizes["base"] == counted
+
+
+def test_sizes_are_those_of_networks_that_compute() -> None:
+    """What leaves shapes as they are is left out of the count, and no weight is filled: neither multiplies anything."""
+    known = architecture_named("resnet56-c100")
+    with without_values():
+        counted = size_of(known.classifier(100), known.input_size)
+        filled = nn.init.normal_(torch.zeros(3, device="cpu"))
+    model = known.classifier(100).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, known.input_size, known.input_size))
+    assert counted == Size(parameter_count(model), counter.get_total_flops() // 2)
+    assert bool(filled.all())  # a tensor with values is
 
 
 # Weights

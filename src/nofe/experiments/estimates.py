@@ -4,13 +4,11 @@ import functools
 import math
 from collections.abc import Mapping
 
-import torch
-
 from nofe.architectures import architecture_named
 from nofe.architectures.options import AdaptConfig, architecture_with
 from nofe.config import RunConfig
 from nofe.experiments.paper_tables import PAPER_TABLE_3
-from nofe.experts.size import size_of, sizes_of
+from nofe.experts.size import size_of, sizes_of, without_values
 from nofe.stages import recipe_of_stage
 
 # Seconds an epoch of 50,000 images, base and experts with K=10: steps of
@@ -65,15 +63,16 @@ def seconds_of_hdcnn(behind: Mapping[str, int]) -> float:
     )
 
 
-@functools.cache
 def times_the_work(of: str, architecture: str) -> float:
     """How many times the multiplications of one network another has."""
-    with torch.device("meta"):
-        larger, base = (
-            size_of(known.classifier(CLASSES), known.input_size).multiplications
-            for known in map(architecture_named, (architecture, of))
-        )
-    return larger / base
+    return multiplications(architecture) / multiplications(of)
+
+
+@functools.cache
+def multiplications(architecture: str) -> int:
+    known = architecture_named(architecture)
+    with without_values():
+        return size_of(known.classifier(CLASSES), known.input_size).multiplications
 
 
 @functools.cache
