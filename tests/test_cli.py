@@ -523,11 +523,17 @@ def test_without_a_command_there_is_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epochs", "5"], "No such option: --epochs"),
         (
-            ["--expert", "5"],
-            "No such option: --expert (Possible options: --experts, --recipe, --set); see nofe train --help",
+            ["--epochs", "5"],
+            "No such option: --epochs; use --set generalist.epochs=5 --set experts.epochs=5; see nofe train --help",
         ),
+        (["--lr=0.1"], "No such option: --lr; use --set generalist.rate=0.1 --set experts.rate=0.1; see nofe train"),
+        (["--batch-size"], "use --set generalist.batch=VALUE --set experts.batch=VALUE"),
+        (["--hold_out", "0.1"], "No such option: --hold_out; use --set data.hold_out=0.1;"),
+        (["--model", "small"], "No such option: --model; use --architecture small; see nofe train --help"),
+        (["-k", "5"], "No such option: -k; use --experts 5; see nofe train --help"),
+        (["--expert", "5"], "No such option: --expert; use --experts 5; see nofe train --help"),
+        (["--nonsense", "5"], "No such option: --nonsense"),
         (["--experts", "five"], "--experts"),
         (["--experts"], "--experts"),
         (["surplus"], "surplus"),
@@ -566,6 +572,28 @@ def test_options_of_train(arguments: list[str], message: str, animals: Path, tmp
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there() -> None:
     assert "PyTorch sees no GPU here; use --device cpu" in refusal("train", "--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (
+            ["sweep", "--wd", "0.1"],
+            "use --set generalist.weight_decay=0.1 --set experts.weight_decay=0.1; see nofe sweep --help",
+        ),
+        (["sweep", "--seed", "2"], "use --seeds 2; see nofe sweep --help"),
+        (["evaluate", "run", "--data", "folder:birds"], "use --dataset folder:birds; see nofe evaluate --help"),
+        (["bench", "--k", "5"], "use --experts 5; see nofe bench --help"),
+        (["bench", "data", "--num-workers=3"], "use --workers 3; see nofe bench data --help"),
+        (["predict", "run", "--epochs", "5"], "option: --epochs; see nofe predict --help"),  # it has no --set
+        (["train", "--no-resume"], "--resume, --reuse); see nofe train --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_a_command_does_not_have_is_answered_with_what_it_has(
+    arguments: list[str], instead: str
+) -> None:
+    assert refusal(*arguments).endswith(instead)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import sys
+from typing import Any
 
 INTERRUPTED = 130
 AGAIN = "run the same command again, a training that has begun with --resume"
@@ -41,8 +42,20 @@ def main() -> None:
             raise
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "nofe"
-        message = " ".join(error.format_message().split())
+        message = _what_is_there_instead(error) or " ".join(error.format_message().split())
         sys.exit(_fail(f"{message.rstrip('.')}; see {command} --help", getattr(error, "exit_code", 2)))
+
+
+def _what_is_there_instead(error: Any) -> str | None:
+    """Of an option that the command does not have."""
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    if context is None or option is None or not hasattr(error, "possibilities"):
+        return None
+    from nofe.cli.unknown import instead_of
+
+    known = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+    instead = instead_of(option, sys.argv[1:], known)
+    return f"No such option: {option}; use {instead}" if instead else None
 
 
 def _told_by_the_system(error: OSError) -> str:
