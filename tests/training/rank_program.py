@@ -1,6 +1,7 @@
 """What torchrun starts in test_distributed.py, once for each rank. A test runs the same functions as one process."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -181,6 +182,19 @@ def errors(runtime: Runtime) -> list[str]:
     return said
 
 
+def warnings(runtime: Runtime) -> list[str]:
+    """What this rank says where all of them see something, and rank 1 something more."""
+    log, heard = logging.getLogger("nofe"), logging.Handler()
+    said: list[str] = []
+    heard.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(heard)
+    for _ in range(2):
+        runtime.ranks.each(lambda: log.warning("birds: 1 image cannot be read"))
+        runtime.ranks.each(lambda: runtime.ranks.rank and log.warning("birds: no val/ here"))
+    log.removeHandler(heard)
+    return said
+
+
 def together(out: Path, images: Path) -> None:
     """All of it on the ranks of this launch; each writes down what it found."""
     with launched_runtime("cpu") as runtime:
@@ -188,6 +202,7 @@ def together(out: Path, images: Path) -> None:
         found = {
             "evaluated": evaluated(runtime),
             "errors": errors(runtime),
+            "warnings": warnings(runtime),
             "apart": {name: trained(make, runtime) for name, make in NETWORKS.items()},
         }
         trained(with_dropout, runtime)

@@ -200,6 +200,12 @@ def test_what_one_rank_raises_all_raise(found: list[dict[str, Any]]) -> None:
     assert [by_rank["errors"] for by_rank in found] == [[*said, "RunError: disk full"]] * 2
 
 
+def test_what_all_ranks_have_to_say_is_said_once(found: list[dict[str, Any]]) -> None:
+    """And what rank 0 does not see, by rank 0, which says of whom it is."""
+    twice = ["birds: 1 image cannot be read"] * 2
+    assert [by_rank["warnings"] for by_rank in found] == [[twice[0], "rank 1: birds: no val/ here", twice[1]], []]
+
+
 def test_a_killed_worker_is_started_again_and_the_run_goes_on(images: Path, alone: Path, tmp_path: Path) -> None:
     """By the command line, without --out or --resume: in the folder that was free at first, from its checkpoint."""
     launched = torchrun(*command_line(images), cwd=tmp_path, restarts=1)

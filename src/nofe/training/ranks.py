@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from nofe.errors import NofeError, RunError, UserError
+from nofe.training.said import Said, said_once
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # for a rank that hangs, or reads its images slowly; one that dies is noticed at once
@@ -56,7 +57,8 @@ class Ranks:
     def each(self, make: Callable[[], T]) -> T:
         """Every rank does it for itself; what one raises, all raise.
 
-        The first rank of each node goes before the others, who then find what it downloaded.
+        The first rank of each node goes before the others, who then find what it downloaded. Warnings that rank 0 has
+        not given, too, are given by it.
         """
         return make()
 
@@ -93,8 +95,9 @@ class Ranks:
 class ProcessGroup(Ranks):
     """Several processes, joined by `joined_ranks`."""
 
-    def __init__(self, launch: "Launch", memory: Store | None, *, on_gpu: bool) -> None:
+    def __init__(self, launch: "Launch", memory: Store | None, said: Said, *, on_gpu: bool) -> None:
         super().__init__(memory)
+        self._said = said
         self.rank, self.count = launch.rank, launch.count
         self._first_of_node = launch.local_rank == 0
         self._speaking = False
@@ -131,9 +134,10 @@ class ProcessGroup(Ranks):
                     made = make()
                 except NofeError as raised:
                     error = raised
-            of_ranks: list[Error | None] = [None] * self.count
-            dist.all_gather_object(of_ranks, _described(error))
-            for rank, described in enumerate(of_ranks):
+            of_ranks: list[tuple[Error | None, list[str]]] = [(None, [])] * self.count
+            dist.all_gather_object(of_ranks, (_described(error), self._said.kept()))
+            self._said.say_for([kept for _, kept in of_ranks])
+            for rank, (described, _) in enumerate(of_ranks):
                 _raise(described, prefix=f"rank {rank}: " if rank else "")
         return made  # type: ignore[no-any-return]
 
@@ -243,21 +247,22 @@ def joined_ranks(launch: Launch, *, on_gpu: bool) -> Iterator[Ranks]:
         world_size=launch.count,
         timeout=TIMEOUT,
     )
-    ranks = ProcessGroup(launch, memory, on_gpu=on_gpu)
-    try:
-        yield ranks
-    except NofeError as error:
-        with suppress(RuntimeError):  # all ranks raise it, leave in good order, and rank 0 says it; or this one does
-            ranks.leave(PATIENCE)
-            error.told = launch.rank > 0
-        raise
-    except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+    with said_once(launch.rank) as said:
+        ranks = ProcessGroup(launch, memory, said, on_gpu=on_gpu)
+        try:
+            yield ranks
+        except NofeError as error:
+            with suppress(RuntimeError):  # all raise it, leave in good order, and rank 0 says it; or this one does
+                ranks.leave(PATIENCE)
+                error.told = launch.rank > 0
             raise
-        raise RunError(
-            f"rank {launch.rank}: another rank is gone; its output says why, and torchrun --max-restarts N goes on"
-        ) from error
-    ranks.leave()
+        except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
+            raise RunError(
+                f"rank {launch.rank}: another rank is gone; its output says why, and torchrun --max-restarts N goes on"
+            ) from error
+        ranks.leave()
 
 
 def _unused_part(store: Store, launch: Launch) -> Store:
