@@ -110,11 +110,18 @@ def with_activations_in_norms() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8))
 
 
+def with_an_idle_weight() -> nn.Module:
+    model = small()
+    model.register_parameter("spare", nn.Parameter(torch.ones(3)))  # which no forward reads
+    return model
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "small": small,
     "resnet": narrow_resnet,
     "experts": narrow_experts,
     "activations in norms": with_activations_in_norms,
+    "an idle weight": with_an_idle_weight,
 }
 
 

@@ -6,13 +6,13 @@ same ones, bit for bit.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nofe.architectures.genuine import computes_as, is_linear_in_timm
+from nofe.training.replica import Replica
 from nofe.training.runtime import Runtime
 
 
@@ -23,11 +23,10 @@ def forward_of(
 
     An optimizer that can keep weights in bfloat16 is asked to; the gradients are then left with those.
     """
-    replica = runtime.ranks.replica(model)
-    if runtime.precision != "bf16":
-        return replica
     if runtime.ranks.count > 1:
-        return partial(_cast_by_autocast, replica, runtime)
+        return Replica(model, runtime)
+    if runtime.precision != "bf16":
+        return model
     names = [
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -45,13 +44,6 @@ def forward_of(
         return logits
 
     return forward
-
-
-def _cast_by_autocast(replica: nn.Module, runtime: Runtime, images: Tensor) -> Tensor:
-    """Layer by layer: of weights cast at once the gradients come at once, and none could be sent during backward."""
-    with runtime.autocast():
-        logits: Tensor = replica(images)
-    return logits
 
 
 def _is_cast_by_autocast(module: nn.Module) -> bool:

@@ -77,8 +77,8 @@ class Ranks:
         """The signal that asked any rank to stop, 0 for none. All ranks answer alike at the same step."""
         return signal_number
 
-    def replica(self, model: nn.Module) -> nn.Module:
-        """What a training step calls: the model, its gradients averaged over ranks."""
+    def replica(self, model: nn.Module, *, with_idle_weights: bool) -> nn.Module:
+        """What a training step calls: the model, its gradients averaged over ranks. Idle weights have none."""
         return model
 
     def recall(self, what: str) -> str | None:
@@ -177,11 +177,16 @@ class ProcessGroup(Ranks):
         work.wait(patience)
         return int(number)
 
-    def replica(self, model: nn.Module) -> nn.Module:
+    def replica(self, model: nn.Module, *, with_idle_weights: bool) -> nn.Module:
         # Running statistics are averaged where they are read; sending rank 0's at each step would only cost time.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of a new name for it, which older versions do not know
-            return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+            return DistributedDataParallel(
+                model,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=with_idle_weights,
+            )
 
     def leave(self, patience: timedelta = TIMEOUT) -> None:
         """When all have come here: the first to leave would otherwise break off what the others are reading."""
