@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -33,8 +34,9 @@ from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.stages import FILES_OF_STAGE
 from nofe.training.checkpoint import read_checkpoint
-from nofe.training.ranks import Launch, Ranks, _unused_part
+from nofe.training.ranks import Launch, ProcessGroup, Ranks, _unused_part
 from nofe.training.runtime import launched_runtime, make_runtime
+from nofe.training.said import Said
 from nofe.training.sync_norm import synchronise_batch_norm
 
 WEIGHTS = (runs.BASE, runs.GENERALIST, runs.NETWORK)
@@ -264,6 +266,28 @@ def test_every_attempt_meets_in_a_part_of_the_store_of_its_own() -> None:
     assert not any(part.check(["address"]) for part in second)
     second[2].set("address", "of the second attempt")
     assert [part.get("address") for part in second] == [b"of the second attempt"] * 3
+
+
+def test_a_rank_leaves_when_nothing_of_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of gloo holds what it has summed a moment longer, and lets go of it by way of Python."""
+    events = []
+
+    class Work:
+        def __init__(self, tensor: Tensor) -> None:
+            self.thread = threading.Thread(target=self.hold, args=[[tensor]])
+            self.thread.start()
+
+        def hold(self, held: list[Tensor]) -> None:
+            time.sleep(0.1)
+            events.append("let go")
+            held.clear()
+
+        def wait(self, _: object) -> None: ...
+
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, async_op: Work(tensor))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: events.append("left"))
+    ProcessGroup(Launch(rank=0, count=2), None, Said(0), on_gpu=False).leave()
+    assert events == ["let go", "left"]
 
 
 def when_saved(folder: Path, stage: str) -> None:

@@ -8,6 +8,7 @@ torch.distributed, and the variables that torchrun sets, are used in this file a
 """
 
 import os
+import sys
 import time
 import uuid
 import warnings
@@ -191,7 +192,14 @@ class ProcessGroup(Ranks):
     def leave(self, patience: timedelta = TIMEOUT) -> None:
         """When all have come here: the first to leave would otherwise break off what the others are reading."""
         self._finish_agreement(patience)
-        dist.all_reduce(torch.zeros(1), async_op=True).wait(patience)
+        last = torch.zeros(1)
+        references = sys.getrefcount(last)
+        dist.all_reduce(last, async_op=True).wait(patience)
+        # gloo's thread lets go of it a moment after that, which Python must be there for: at the end of the process
+        # it would abort it, and torchrun end with code 1.
+        until = time.monotonic() + PATIENCE.total_seconds()
+        while (sys.getrefcount(last) > references or last._use_count() > 1) and time.monotonic() < until:
+            time.sleep(0.001)
         dist.destroy_process_group()
 
 
