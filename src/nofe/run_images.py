@@ -1,7 +1,10 @@
 """The images of a run: the same on every rank, and the same again when the run goes on or is finished."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from nofe import runs
 from nofe.architectures import architecture_named
@@ -16,8 +19,8 @@ from nofe.training.runtime import Runtime
 
 def images_of_run(config: RunConfig, run: Run, runtime: Runtime, given: Dataset | None = None) -> Dataset:
     """Those that are given, or those that the configuration names."""
-    ranks, streamed = runtime.ranks, was_streamed(run)
-    listed = read_by_every_rank(lambda: given or read_dataset(config, runtime, streamed), ranks)
+    ranks, streamed, memory = runtime.ranks, was_streamed(run), least_memory(runtime)
+    listed = read_by_every_rank(lambda: given or read_dataset(config, runtime, streamed, memory), ranks)
     readable = without_unreadable(config, listed, run, ranks)
     return ranks.each(lambda: held_out(config, readable))
 
@@ -28,8 +31,18 @@ def images_of_finished_run(config: RunConfig, run: Run, runtime: Runtime) -> Dat
     return held_out(config, leave_out(listed, left_out_earlier(run) or Findings({})))
 
 
-def read_dataset(config: RunConfig, runtime: Runtime | None = None, streamed: bool | None = None) -> Dataset:
-    """In memory, or on disk where the images are too many; `streamed` is how the run had them when it began."""
+def least_memory(runtime: Runtime) -> float:
+    """For images, of all ranks: they keep them in memory or on disk alike."""
+    own = runtime.memory_for_images()
+    return float(runtime.ranks.gather(torch.tensor(math.inf if own is None else own, dtype=torch.float64)).min())
+
+
+def read_dataset(
+    config: RunConfig, runtime: Runtime | None = None, streamed: bool | None = None, memory: float | None = None
+) -> Dataset:
+    """In memory, or on disk where the images take more; `streamed` is how the run had them when it began."""
+    if memory is None and runtime:
+        memory = runtime.memory_for_images()
     return open_dataset(
         config.data.name,
         root=Path(config.data.root),
@@ -38,7 +51,7 @@ def read_dataset(config: RunConfig, runtime: Runtime | None = None, streamed: bo
         skip_unreadable=config.data.skip_unreadable,
         test=config.data.test,
         stream=streamed if config.data.stream is None else config.data.stream,
-        memory=runtime.memory_for_images() if runtime else None,
+        memory=memory,
         workers=runtime.workers if runtime else 0,
     )
 

@@ -30,9 +30,11 @@ from nofe import runs
 from nofe.checks import require_fitting
 from nofe.errors import UserError
 from nofe.pipeline import train
+from nofe.run_images import least_memory
 from nofe.runs import Run
 from nofe.specialties import Specialties
 from nofe.stages import FILES_OF_STAGE
+from nofe.training import runtime as training_runtime
 from nofe.training.checkpoint import read_checkpoint
 from nofe.training.ranks import Launch, ProcessGroup, Ranks, _unused_part
 from nofe.training.runtime import launched_runtime, make_runtime
@@ -344,6 +346,17 @@ def test_devices_that_cannot_serve_all_ranks(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(UserError, match=message), launched_runtime(device):
         pass
+
+
+def test_ranks_share_the_machine_that_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 of them on machines of 8; and what the least memory allows, all keep in memory."""
+    monkeypatch.setattr(training_runtime, "physical_memory", lambda: 800)
+    monkeypatch.setattr(training_runtime, "cores", lambda: 16)
+    launch = Launch(rank=9, count=64, local_rank=1, local_count=8)
+    runtime = make_runtime("cpu", ranks=ProcessGroup(launch, None, Said(9), on_gpu=False))
+    assert (runtime.workers, runtime.memory_for_images()) == (2, 50)
+    runtime.ranks.gather = lambda own: torch.stack([own, own / 2, own])
+    assert least_memory(runtime) == 25
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused(images: Path) -> None:

@@ -88,7 +88,7 @@ def open_dataset(
     skip_unreadable: bool = False,
     test: str = DEFAULT_TEST,
     stream: bool | None = None,
-    memory: int | None = None,
+    memory: float | None = None,
     workers: int = 0,
 ) -> Dataset:
     """The data set of that name: in memory, or on disk where it would take more than `memory` bytes.

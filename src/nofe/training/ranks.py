@@ -43,6 +43,7 @@ class Ranks:
 
     rank = 0
     count = 1
+    of_node = 1  # that share the memory and the cores of a machine
 
     def __init__(self, memory: Store | None = None) -> None:
         self._memory = memory
@@ -99,7 +100,7 @@ class ProcessGroup(Ranks):
     def __init__(self, launch: "Launch", memory: Store | None, said: Said, *, on_gpu: bool) -> None:
         super().__init__(memory)
         self._said = said
-        self.rank, self.count = launch.rank, launch.count
+        self.rank, self.count, self.of_node = launch.rank, launch.count, launch.local_count
         self._first_of_node = launch.local_rank == 0
         self._speaking = False
         self._agreement_steps = AGREEMENT_STEPS if on_gpu else 1

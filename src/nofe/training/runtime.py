@@ -105,7 +105,8 @@ class Runtime:
 
     def memory_for_images(self) -> int | None:
         """Bytes of images that are kept on the device; a data set with more is read while training."""
-        present = [physical_memory()]
+        of_machine = physical_memory()
+        present = [None if of_machine is None else of_machine // self.ranks.of_node]  # each has a copy of its own
         if self.device.type == "cuda":
             present.append(torch.cuda.get_device_properties(self.device).total_memory)
         known = [each for each in present if each is not None]
@@ -168,7 +169,7 @@ def make_runtime(
         kernels=kernels,
         checkpoint_seconds=checkpoint_seconds,
         sync_batch_norm=sync_batch_norm,
-        workers=workers or max(1, cores() // ranks.count),
+        workers=workers or max(1, cores() // ranks.of_node),
         ranks=ranks,
     )
     # Emulated, as on GPUs before Ampere, it is slower than what it stands for.
