@@ -56,7 +56,7 @@ def test_killed_at_random_moments(uninterrupted: Path, tmp_path: Path) -> None:
     assert history["mid_run"] >= KILLS // 2  # most of them struck while something was being trained or written
     assert finals(folder) == finals(uninterrupted)
     assert epochs(folder) == epochs(uninterrupted)
-    assert not list(folder.rglob("*.partial"))[KILLS:]  # at most one left-over file a kill
+    assert not list(folder.rglob("*.partial"))
 
 
 def test_a_complete_run_is_not_handed_out_for_other_images(uninterrupted: Path) -> None:

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +408,25 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         run.write("file", OLD)
     with open_run(tmp_path / "run", resume=False, check=failing(AssertionError())) as again:
         assert again.read("file") == OLD
+
+
+def test_what_a_killed_process_was_writing_is_cleared_away(tmp_path: Path) -> None:
+    """As large as a network, once a kill. Not what a run that may not go on has, and nothing of others."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / runs.CHECKPOINTS).mkdir()
+    left = [f".network.safetensors.{ended.pid}.partial", f"checkpoint/.000003-0a.safetensors.{ended.pid}.partial"]
+    others = [f".notes.txt.{ended.pid}.partial", f".network.safetensors.{os.getppid()}.partial"]
+    for name in [*left, *others, runs.CONFIG]:
+        (tmp_path / name).write_text("{}")
+
+    def refuse(run: Run) -> None:
+        raise UserError("another configuration")
+
+    for check, kept in ((refuse, [*left, *others]), (lambda run: None, others)):
+        with suppress(UserError), open_run(tmp_path, resume=True, check=check):
+            pass
+        assert sorted(kept) == sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.partial"))
 
 
 def test_only_failing_writes_are_blamed_on_the_folder(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofe.errors import RunError, UserError
-from nofe.files import replace_atomically
+from nofe.files import remove_leftovers, replace_atomically
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -233,6 +233,8 @@ def open_run(path: Path, *, resume: bool, check: Callable[[Run], None]) -> Itera
         try:
             if started:
                 check(run)
+            for folder in (path, path / CHECKPOINTS, path / FIGURES):  # of a process that was killed while it wrote
+                remove_leftovers(folder, (*OWN, "*.safetensors", "*.png"))
             yield run
         finally:
             if not was_there:
