@@ -90,7 +90,6 @@ def train(
     """
     out = expand_home(out)
     _require_names_and_fields(rule, recipe, settings)
-    donors = donors_named([reuse] if isinstance(reuse, str | Path) else reuse)
     parts = None if isinstance(dataset, str | Dataset) else parts_of(dataset)
     if parts is None and class_names is not None:
         raise UserError("class_names: is for pairs of image and label; this data set names its classes, leave it out")
@@ -108,7 +107,8 @@ def train(
         sync_batch_norm=sync_batch_norm,
         workers=workers,
     ) as runtime:
-        # By rank 0, which has the run to go on with: the others may share no disk with it.
+        # By rank 0, which has the runs to go on with and to take from: the others may share no disk with it.
+        donors = runtime.ranks.first(lambda: donors_named([reuse] if isinstance(reuse, str | Path) else reuse))
         config = runtime.ranks.first(
             lambda: configure(
                 name, architecture, experts, rule, seed, data_root, settings, recipe, going_on_in=going_on_in

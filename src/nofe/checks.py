@@ -47,7 +47,7 @@ def require_fitting(
     if not (sync_batch_norm and ranks.count > 1):
         _require_batches_to_normalise(config, dataset, ranks)
     if weights := config.adapt.weights:
-        state = read_weights(weights, config.architecture)
+        state = ranks.each(lambda: read_weights(weights, config.architecture))
         require_fitting_weights(state, architecture_of(config, dataset.classes), weights)
     elif config.adapt.frozen_trunk and not run.has(runs.CONFIG):  # older runs, begun unchecked, may go on
         raise UserError(

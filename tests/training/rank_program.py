@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -225,7 +226,7 @@ def together(out: Path, images: Path) -> None:
     found["with norms"] = nofe.train(
         out / f"norms-of-{rank}", f"folder:{images}", settings=short, device="cpu", sync_batch_norm=True, quiet=True
     )["networks"]
-    folder = out / f"gone-on-with-by-{rank}"
+    folder, folder_of_first = (out / f"gone-on-with-by-{each}" for each in (rank, 0))
     os.chdir(out if rank == 0 else images)  # where only rank 0 finds the file of groups
     if rank == 0:
         names = sorted(path.name for path in (images / "train").iterdir())
@@ -236,6 +237,13 @@ def together(out: Path, images: Path) -> None:
         (folder / runs.SUMMARY).unlink()
     # As the run has it, which rank 1 cannot read: it is told.
     found["gone on with"] = nofe.train(folder, resume=True, device="cpu", quiet=True)["networks"]
+    others: Any = {"settings": short | by_groups, "device": "cpu", "quiet": True}
+    found["reused"] = nofe.train("reused", f"folder:{images}", reuse=[folder_of_first.name], **others)["networks"]
+    others["settings"] |= {"adapt.weights": f"{folder_of_first.name}/{runs.BASE}"}
+    try:
+        nofe.train("from weights", f"folder:{images}", **others)
+    except UserError as error:
+        found["errors"].append(str(error))
     torch.save(found, out / f"found-by-{rank}.pt")
 
 

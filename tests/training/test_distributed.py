@@ -149,6 +149,10 @@ def test_a_run_is_gone_on_with_as_rank_0_has_it(found: list[dict[str, Any]]) -> 
     assert found[0]["gone on with"].keys() == {"base", "generalist"}, "until=specialties, which the others cannot read"
 
 
+def test_stages_are_taken_from_a_run_that_rank_0_alone_can_read(found: list[dict[str, Any]]) -> None:
+    assert found[0]["reused"] == found[1]["reused"] == found[0]["gone on with"], "with its accuracies and seconds"
+
+
 def test_each_image_is_counted_once(found: list[dict[str, Any]]) -> None:
     expected = program.evaluated(make_runtime("cpu"))
     assert int(expected["confusion"].sum()) == 101
@@ -201,7 +205,8 @@ def test_ranks_drop_other_numbers(found: list[dict[str, Any]]) -> None:
 
 def test_what_one_rank_raises_all_raise(found: list[dict[str, Any]]) -> None:
     said = ["UserError: no such folder; name another", "UserError: rank 1: data: absent; bring them"]
-    assert [by_rank["errors"] for by_rank in found] == [[*said, "RunError: disk full"]] * 2
+    weights = "rank 1: --weights gone-on-with-by-0/base.safetensors: no such file; check the spelling"
+    assert [by_rank["errors"] for by_rank in found] == [[*said, "RunError: disk full", weights]] * 2
 
 
 def test_what_all_ranks_have_to_say_is_said_once(found: list[dict[str, Any]]) -> None:

@@ -123,7 +123,6 @@ def train(
         "base.by": base,
         "precision": precision,
     }
-    donors = donors_named(reuse or [])
     if architecture is not None:
         trust(architecture)
     with launched_runtime(
@@ -136,6 +135,7 @@ def train(
         workers=workers,
     ) as runtime:
         ranks = runtime.ranks
+        donors = ranks.first(lambda: donors_named(reuse or []))
         config, folder = ranks.first(lambda: _configured(chosen, set_ or [], out, resume, ranks))
         progress = progress_for_this_output() if ranks.rank == 0 else Silent()
         if resume and not (folder / runs.CONFIG).exists():
