@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from nofe.architectures import Classifier
 from nofe.architectures.resnet import resnet_branch, resnet_head, resnet_trunk
 from nofe.architectures.small import SMALL
 from nofe.config import RunConfig
-from nofe.data.batches import Augmentation, DeviceImages, pixel_mean
+from nofe.data.batches import Augmentation, Batches, DeviceImages, pixel_mean
 from nofe.errors import RunError, UserError
 from nofe.evaluation import accuracy, count_confusion, predict
 from nofe.experts.network import NetworkOfExperts
 from nofe.specialties import Specialties
+from nofe.training import ranks
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
 from nofe.training.progress import Silent
 from nofe.training.recipe import Recipe
@@ -247,8 +249,24 @@ def together(out: Path, images: Path) -> None:
     torch.save(found, out / f"found-by-{rank}.pt")
 
 
+def failing_on_rank_1() -> None:
+    """In its third step, while rank 0 goes on with it."""
+    fed = []
+
+    def feed(batches: Batches) -> None:
+        fed.append(batches)
+        if len(fed) == 3 and int(batches._share[0]) > 0:
+            raise RunError("0001.png: not read after 120 seconds; is its disk there?")
+
+    Batches.feed = feed
+    ranks.PATIENCE = timedelta(seconds=0.5)
+
+
 if __name__ == "__main__":
     alike_everywhere()
+    if sys.argv[1] == "failing":
+        del sys.argv[1]
+        failing_on_rank_1()
     if sys.argv[1] == "together":
         together(Path(sys.argv[2]), Path(sys.argv[3]))
     else:

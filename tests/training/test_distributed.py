@@ -215,6 +215,15 @@ def test_what_all_ranks_have_to_say_is_said_once(found: list[dict[str, Any]]) ->
     assert [by_rank["warnings"] for by_rank in found] == [[twice[0], "rank 1: birds: no val/ here", twice[1]], []]
 
 
+def test_what_one_rank_fails_of_is_said(images: Path, tmp_path: Path) -> None:
+    """Alone, while the other one waits for it."""
+    launched = torchrun("failing", *command_line(images), cwd=tmp_path)
+    output, _ = launched.communicate(timeout=120)
+    assert launched.returncode == 1
+    assert "nofe: 0001.png: not read after 120 seconds; is its disk there?" in output
+    assert "nofe: rank 0: another rank is gone; its output says why" in output
+
+
 def test_a_killed_worker_is_started_again_and_the_run_goes_on(images: Path, alone: Path, tmp_path: Path) -> None:
     """By the command line, without --out or --resume: in the folder that was free at first, from its checkpoint."""
     launched = torchrun(*command_line(images), cwd=tmp_path, restarts=1)

@@ -190,6 +190,20 @@ class ProcessGroup(Ranks):
                 find_unused_parameters=with_idle_weights,
             )
 
+    def all_end_with(self, error: NofeError, store: Store) -> bool:
+        """Whether the others come with an error, too, and rank 0 with the same one.
+
+        By way of the store: who is in the middle of a step would take a collective of this rank for its own, fail, and
+        have torchrun end this rank before it has said anything.
+        """
+        store.set(f"ended/{self.rank}", str(error))
+        until = time.monotonic() + PATIENCE.total_seconds()
+        while not store.check([f"ended/{rank}" for rank in range(self.count)]):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        return bool(store.get("ended/0").decode() == str(error))
+
     def leave(self, patience: timedelta = TIMEOUT) -> None:
         """When all have come here: the first to leave would otherwise break off what the others are reading."""
         self._finish_agreement(patience)
@@ -254,9 +268,10 @@ def joined_ranks(launch: Launch, *, on_gpu: bool) -> Iterator[Ranks]:
     if launch.count == 1:
         yield Ranks(memory)
         return
+    part = _unused_part(store, launch)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=_unused_part(store, launch),
+        store=part,
         rank=launch.rank,
         world_size=launch.count,
         timeout=TIMEOUT,
@@ -267,8 +282,9 @@ def joined_ranks(launch: Launch, *, on_gpu: bool) -> Iterator[Ranks]:
             yield ranks
         except NofeError as error:
             with suppress(RuntimeError):  # all raise it, leave in good order, and rank 0 says it; or this one does
-                ranks.leave(PATIENCE)
-                error.told = launch.rank > 0
+                if ranks.all_end_with(error, part):
+                    ranks.leave(PATIENCE)
+                    error.told = launch.rank > 0
             raise
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
