@@ -36,6 +36,7 @@ def images_before_training(task: Task) -> dict[str, Any]:
         "read": task.config.experts.augmentation.crop,
         "usual": usual_side(task.config.data.name),
         "architecture": task.config.architecture,
+        "repeated": task.run.read_json(runs.ENVIRONMENT)["data"].get("repeated") or {},  # of older runs nobody knows
         "larger_batches": {
             f"{recipe_field(stage)}.batch": recipe.batch
             for stage, recipe in recipe_of_stage(task.config).items()

@@ -82,6 +82,7 @@ def _described(dataset: Dataset) -> dict[str, Any]:
         "classes": list(dataset.class_names),
         "streamed": isinstance(dataset.train, StoredImages),
         "unreadable": {part: list(names) for part, names in dataset.left_out.items()},
+        "repeated": dataset.repeated(),
     }
 
 

@@ -139,6 +139,30 @@ def test_fingerprint_is_the_contents() -> None:
     assert len({original.fingerprint(), *prints.values()}) == len(others) + 1, prints
 
 
+def test_test_images_that_are_trained_on_are_named() -> None:
+    train, test = image_set([0, 1, 1, 0]), image_set([0, 1, 1], seed=1)
+    test.images[[0, 2]] = train.images[[3, 1]]
+    with_copies = Dataset("small", ("a", "b"), train, test)
+    assert with_copies.repeated() == {"image 0": "image 3", "image 2": "image 1"}
+    test.images[2, 0, 0, 0] += 1  # one byte
+    assert with_copies.repeated() == {"image 0": "image 3"}
+    assert dataset([0, 1, 1, 0], [0, 1, 1]).repeated() == {}
+
+
+def test_parts_keep_the_names_of_their_images() -> None:
+    """Or a copy that a hold-out parts from its original would be looked for among others."""
+    named = ImageSet(image_set([0] * 6 + [1] * 6).images, np.array([0] * 6 + [1] * 6), name_of="photo {}".format)
+    named.images[1:6] = named.images[0]
+    split = Dataset("small", ("a", "b"), named, image_set([0])).hold_out(0.5, seed=0)
+    found = split.repeated()
+    assert found is not None
+    assert len(found) == 3
+    assert {*found, *found.values()} <= {f"photo {i}" for i in range(6)}
+    assert {split.test.name(i) for i in range(6)} | {split.train.name(i) for i in range(6)} == {
+        f"photo {i}" for i in range(12)
+    }
+
+
 def test_it_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         dataset([0, 1]).name = "other"  # type: ignore[misc]

@@ -267,6 +267,19 @@ def test_unreadable_images_on_disk_are_found_before_training(photos: Path, caplo
         streamed.train.mean()
 
 
+def test_copies_are_found_on_disk_as_in_memory(photos: Path) -> None:
+    """Beside unreadable images, which have no pixels to be alike in."""
+    copied = sorted((photos / "train" / "class 5").iterdir())[2]
+    (photos / "val" / "class 6" / "copy.png").write_bytes(copied.read_bytes())
+    on_disk = of_photos(photos, stream=True)
+    assert on_disk.repeated() is None  # before they are looked through
+    on_disk = leave_out(on_disk, look_through(on_disk, skip_unreadable=True))
+    in_memory = of_photos(photos, skip_unreadable=True)
+    expected = {"val/class 6/copy.png": str(copied.relative_to(photos))}
+    assert on_disk.repeated() == in_memory.repeated() == expected
+    assert on_disk.hold_out(0.5, 0).repeated() == in_memory.hold_out(0.5, 0).repeated() == {}
+
+
 def test_images_that_are_all_readable_stay_as_they_are(
     photos: Path, listing: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

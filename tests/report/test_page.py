@@ -212,6 +212,10 @@ def test_what_was_left_out_of_images_and_branches_is_told(run: Run) -> None:
     )
     said, plain = dict(what_was_trained(changed_record)), dict(what_was_trained(record))
     assert "80 test images, without 3 unreadable images; data seed 0" in said["Data"]
+    assert record.environment["data"]["repeated"] == {}
+    copies = {**record.environment, "data": data | {"repeated": {"image 3": "image 7", "image 5": "image 7"}}}
+    told = dict(what_was_trained(dataclasses.replace(record, environment=copies)))["Data"]
+    assert "images; 2 of the test images are among those to train on, too, pixel for pixel; data seed 0" in told
     assert said["Architecture"] == f"{plain['Architecture']}; experts from layer3 on; branches 0.5 as wide"
     limited = record.config | {"adapt": record.config["adapt"] | {"parameters": 30_000}}
     assert (

@@ -27,6 +27,7 @@ PHOTOS: dict[str, Any] = {
     "read": 32,
     "usual": 375,
     "architecture": "small",
+    "repeated": {},
     "larger_batches": {},
 }
 LINE = "folder:birds: 6 classes, 1,078 training and 30 test images of 32 x 32 pixels"
@@ -46,6 +47,12 @@ def test_no_hint_without_reason(change: dict[str, Any]) -> None:
 
 def test_images_that_are_held_out_are_no_test_images() -> None:
     assert "1,078 training and 30 held-out training images of" in images_in_words(PHOTOS | {"held_out": True})
+
+
+def test_test_images_that_are_trained_on_are_told() -> None:
+    line, told = images_in_words(PHOTOS | {"usual": None, "repeated": {"val/a.jpg": "train/b.jpg"}}).splitlines()
+    assert line == LINE
+    assert told.startswith("1 of the test images is among those to train on, too, pixel for pixel (first: val/a.jpg is")
 
 
 def test_batches_that_are_cut_are_told() -> None:

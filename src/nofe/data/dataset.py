@@ -2,15 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nofe.data.unreadable import some_of
 from nofe.errors import UserError
+
+DIGEST_BYTES = 12  # of an image: two of ten million are alike by chance once in 10^15 times
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +22,7 @@ class ImageSet:
     images: NDArray[np.uint8]  # (N, 3, H, W), contiguous
     labels: NDArray[np.int64]  # (N,)
     channel_mean: tuple[float, float, float] | None = None  # subtracted where it is known, instead of each pixel's mean
+    name_of: Callable[[int], str] | None = None  # what messages call each image, where it has a name
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -61,9 +64,29 @@ class ImageSet:
         channels = np.array(self.channel_mean, dtype=np.float32)[:, None, None]
         return np.ascontiguousarray(np.broadcast_to(channels, self.shape[1:]))
 
+    def name(self, index: int) -> str:
+        return (self.name_of or _numbered)(index)
+
+    def digests(self) -> Sequence[bytes] | None:
+        """Of the pixels of each image; None where they would have to be read for it."""
+        return [digest_of(image) for image in self.images]
+
     def subset(self, chosen: NDArray[np.bool_]) -> "ImageSet":
-        """The images where `chosen` (N,) is true, in the same order."""
-        return ImageSet(self.images[chosen], self.labels[chosen], self.channel_mean)
+        """The images where `chosen` (N,) is true, in the same order and under the same names."""
+        names = partial(_name_among, self.name_of or _numbered, np.flatnonzero(chosen))  # which keep no image
+        return ImageSet(self.images[chosen], self.labels[chosen], self.channel_mean, names)
+
+
+def _numbered(index: int) -> str:
+    return f"image {index}"
+
+
+def _name_among(name_of: Callable[[int], str], chosen: NDArray[np.int64], index: int) -> str:
+    return name_of(int(chosen[index]))
+
+
+def digest_of(image: NDArray[np.uint8]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(image).data).digest()[:DIGEST_BYTES]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +147,18 @@ class Dataset:
         held = held_out(self.name, self.train.labels, self.class_names, fraction, seed)
         kept, put_aside = self.train.subset(~held), self.train.subset(held)
         return replace(self, name=f"{self.name}/hold-out", train=kept, test=put_aside)
+
+    def repeated(self) -> dict[str, str] | None:
+        """Test images that are among the training images, pixel for pixel: the name here of each, and there.
+
+        None where the pixels are not at hand.
+        """
+        train, test = self.train.digests(), self.test.digests()
+        if train is None or test is None:
+            return None
+        place = {digest: index for index, digest in reversed(list(enumerate(train)))}
+        found = {i: place[digest] for i, digest in enumerate(test) if digest in place}
+        return {self.test.name(i): self.train.name(j) for i, j in found.items()}
 
     def fingerprint(self) -> str:
         """16 hex digits that change with any pixel, label or class name: a run resumes on the same data only."""

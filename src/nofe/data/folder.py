@@ -32,7 +32,7 @@ def load_listing(listing: Listing, image_size: int, *, skip_unreadable: bool = F
     told: list[str] = []
     for part, pictures in listing.parts.items():
         pixels, reasons = _decode_all(len(pictures), pictures.source, image_size)
-        images[part] = ImageSet(pixels, pictures.labels, listing.channel_mean)
+        images[part] = ImageSet(pixels, pictures.labels, listing.channel_mean, pictures.name)
         if reasons:
             unreadable[part] = reasons
             told += with_reasons(pictures, reasons)

@@ -3,7 +3,8 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +34,11 @@ class StoredImages(ImageSet):
         workers: Workers,
         channel_mean: tuple[float, float, float] | None = None,
         known_mean: NDArray[np.float32] | None = None,
+        known_digests: Sequence[bytes] | None = None,
     ) -> None:
         own = {"labels": pictures.labels, "pictures": pictures, "image_size": image_size, "workers": workers}
-        for name, value in (own | {"channel_mean": channel_mean, "known_mean": known_mean}).items():
+        known = {"channel_mean": channel_mean, "known_mean": known_mean, "known_digests": known_digests}
+        for name, value in (own | known).items():
             object.__setattr__(self, name, value)  # frozen, as every ImageSet
 
     pictures: Pictures
@@ -43,6 +46,7 @@ class StoredImages(ImageSet):
     workers: Workers
     channel_mean: tuple[float, float, float] | None
     known_mean: NDArray[np.float32] | None  # (3, H, W), from when they were looked through
+    known_digests: Sequence[bytes] | None  # (N,), as well
 
     @property
     def images(self) -> NDArray[np.uint8]:
@@ -58,9 +62,16 @@ class StoredImages(ImageSet):
         """Begin to decode images into the rows of `out` (B, 3, H, W)."""
         return self.workers.decode_into(self.pictures, index, out)
 
+    def name(self, index: int) -> str:
+        return self.pictures.name(index)
+
+    def digests(self) -> Sequence[bytes] | None:
+        return self.known_digests
+
     def subset(self, chosen: NDArray[np.bool_]) -> "StoredImages":
         pictures = self.pictures.subset(np.flatnonzero(chosen))
-        return StoredImages(pictures, self.image_size, self.workers, self.channel_mean)
+        digests = self.known_digests and list(compress(self.known_digests, chosen))
+        return StoredImages(pictures, self.image_size, self.workers, self.channel_mean, known_digests=digests)
 
     def describe_into(self, digest: "hashlib._Hash") -> None:
         digest.update(f"stored at {self.image_size}".encode())
@@ -128,6 +139,7 @@ class Findings:
 
     unreadable: Mapping[str, Sequence[str]]  # names, for each part that has some
     mean: NDArray[np.float32] | None = None  # of the readable training images, (3, H, W)
+    digests: Mapping[str, Sequence[bytes]] = field(default_factory=dict)  # of all images, for each part
 
 
 def look_through(dataset: Dataset, *, skip_unreadable: bool) -> Findings:
@@ -150,25 +162,27 @@ def look_through(dataset: Dataset, *, skip_unreadable: bool) -> Findings:
             told += with_reasons(stored.pictures, unreadable)
     where = dataset.name.partition(":")[2] or dataset.name
     stop_or_leave_out(where, told, count, skip=skip_unreadable, option="pass --skip-unreadable")
-    return Findings(names, _mean(found["train"].total, len(train) - len(found["train"].unreadable)))
+    mean = _mean(found["train"].total, len(train) - len(found["train"].unreadable))
+    return Findings(names, mean, {part: each.digests for part, each in found.items()})
 
 
 def leave_out(dataset: Dataset, findings: Findings) -> Dataset:
     """The data set on disk without what cannot be read; by name, so that a resumed run has the same images."""
     if not (isinstance(dataset.train, StoredImages) and isinstance(dataset.test, StoredImages)):
         return dataset
-    train = _without(dataset.train, findings.unreadable.get("train", ()))
-    train = StoredImages(train.pictures, train.image_size, train.workers, train.channel_mean, findings.mean)
-    test = _without(dataset.test, findings.unreadable.get("test", ()))
+    train = _readable(dataset.train, findings, "train", findings.mean)
+    test = _readable(dataset.test, findings, "test")
     return replace(dataset, train=train, test=test, left_out=findings.unreadable)
 
 
-def _without(images: StoredImages, names: Sequence[str]) -> StoredImages:
-    if not names:  # so that the fingerprint is as it was
-        return images
-    unwanted = set(names)
-    keep = [images.pictures.name(i) not in unwanted for i in range(len(images))]
-    return images.subset(np.array(keep, dtype=np.bool_))
+def _readable(
+    images: StoredImages, findings: Findings, part: str, mean: NDArray[np.float32] | None = None
+) -> StoredImages:
+    pictures, digests = images.pictures, findings.digests.get(part)
+    if unwanted := set(findings.unreadable.get(part, ())):  # without any the fingerprint is as it was
+        keep = [pictures.name(i) not in unwanted for i in range(len(images))]
+        pictures, digests = pictures.subset(np.flatnonzero(keep)), digests and list(compress(digests, keep))
+    return StoredImages(pictures, images.image_size, images.workers, images.channel_mean, mean, digests)
 
 
 def _survey(images: StoredImages) -> Survey:

@@ -1,7 +1,7 @@
 """A run in plain text: what the commands print."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,21 @@ def images_in_words(images: dict[str, Any]) -> str:
             f"\nOf each image of {stored} pixels a side {images['architecture']} reads only {read}, when it is judged "
             f"the middle; bring images of about {read} pixels, or use a network that reads {stored} (docs/networks.md)"
         )
+    if repeated := images["repeated"]:
+        here, there = next(iter(repeated.items()))
+        said += (
+            f"\n{repeated_in_words(repeated, judged_by(images['held_out']))} (first: {here} is {there}), so the "
+            f"accuracies are not those of unseen images; take one of each two away, by the list in {runs.ENVIRONMENT}"
+        )
     if larger := images["larger_batches"]:
         fields = ", ".join(f"{field}={batch}" for field, batch in larger.items())
         said += f"\n{fields}: more than there are training images, so a step sees all {images['train']:,} of them"
     return said
+
+
+def repeated_in_words(repeated: Sized, what: str) -> str:
+    count = len(repeated)
+    return f"{count:,} of the {what} {'is' if count == 1 else 'are'} among those to train on, too, pixel for pixel"
 
 
 def sizes_in_words(sizes: dict[str, dict[str, int]]) -> str:

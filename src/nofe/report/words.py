@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nofe.report.record import Record
-from nofe.report.text import gain_in_words, network_name, span_in_words
+from nofe.report.text import gain_in_words, network_name, repeated_in_words, span_in_words
 from nofe.specialties import rule_named
 from nofe.suggestions import all_of, counted
 
@@ -62,6 +62,8 @@ def _data(record: Record) -> str:
         words += f" ({data['hold_out']:.0%} of the training images)"
     if left_out := sum(map(len, images.get("unreadable", {}).values())):
         words += f", without {counted(left_out, 'unreadable image')}"
+    if repeated := images.get("repeated"):
+        words += f"; {repeated_in_words(repeated, record.judged_by)}"
     return f"{words}; data seed {data['seed']}, fingerprint {images['fingerprint']}"
 
 
