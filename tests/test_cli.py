@@ -36,6 +36,8 @@ from nofe.evaluation import Predictions
 from nofe.experiments.measures import ten_crops
 from nofe.loading import open_finished
 from nofe.recipes import SMALL, SUMMARIES
+from nofe.report.against import alone_in_words
+from nofe.report.record import Alone
 from nofe.runs import Run
 from nofe.specialties import RULES, exact
 from nofe.training.runtime import Runtime, make_runtime
@@ -203,7 +205,10 @@ def test_evaluate_says_where_base_and_experts_differ(finished: Path) -> None:
         assert [specialty_of[name] for name in pair["names"]] == pair["specialties"]
         assert pair["inside"] == (len(set(pair["specialties"])) == 1)
         assert pair["images"] == 4
+    alone = figures["alone"]
+    assert alone["experts"] - alone["base"] == round(8 * (figures["experts"]["top_1"] - figures["base"]["top_1"]))
     said = answered("evaluate", finished)
+    assert alone_in_words(Alone(alone["experts"], alone["base"])) in said
     assert re.search(r"Of \d+ images the experts take .* the base for another class", said)
     assert "confused inside" in said.split("\n\n")[1]
     wrong = figures["base"]["top_1"] < 1

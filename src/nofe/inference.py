@@ -14,7 +14,8 @@ from nofe.evaluation import Predictions, by_specialty, predictions_of
 from nofe.frozen import frozen
 from nofe.judging import Place
 from nofe.loading import open_finished
-from nofe.report.against import class_figures, pair_figures, shares_of_mistakes
+from nofe.report.against import base_of, class_figures, pair_figures, shares_of_mistakes
+from nofe.report.record import recognised_alone
 from nofe.specialties import Specialties, class_confusion
 from nofe.stages import crop_of_stage
 from nofe.training.runtime import Runtime
@@ -68,6 +69,10 @@ def _figures_of(
             figures[stage] |= shares_of_mistakes(confusion, specialties)
         if "experts" in predictions:
             figures["specialties"] = _as_dictionaries(by_specialty(predictions["experts"], specialties))
+            if base := base_of(predictions):
+                first = {stage: predictions[stage].classes[:, 0] for stage in (base, "experts")}
+                alone = recognised_alone(predictions[base].labels, first[base], first["experts"])
+                figures["alone"] = dataclasses.asdict(alone) | {"by_chance": alone.by_chance}
         figures["pairs"] = _as_dictionaries(pair_figures(confusions, specialties, class_names))
     figures["classes"] = _as_dictionaries(class_figures(confusions, specialties, class_names))
     return figures

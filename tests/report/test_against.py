@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
+from scipy.stats import binomtest
 
 from nofe.report.against import (
+    alone_in_words,
     base_of,
     by_class,
     class_figures,
@@ -18,6 +20,7 @@ from nofe.report.against import (
     pair_figures,
     shares_of_mistakes,
 )
+from nofe.report.record import Alone, recognised_alone
 from nofe.specialties import Specialties, class_confusion
 
 NAMES = ("crow", "jay, blue", "lynx", "puma", "yeti")
@@ -57,10 +60,26 @@ def test_pairs_that_the_base_confuses() -> None:
 def test_where_the_gain_comes_from() -> None:
     shares = {stage: shares_of_mistakes(each, SPECIALTIES) for stage, each in BOTH.items()}
     assert shares["base"] == {"confused_inside": 6 / 40, "confused_across": 4 / 40}
-    told = difference_in_words(shares["base"], shares["experts"], 40)
+    told = difference_in_words(shares["base"], shares["experts"], 40, Alone(5, 1))
     assert "Of 40 images the experts take 4 fewer than the base for another class of the right specialty" in told
-    assert "and as many as the base for a class of another one" in told
-    assert "take 4 more than the base" in difference_in_words(shares["experts"], shares["base"], 40)
+    assert f"and as many as the base for a class of another one. {alone_in_words(Alone(5, 1))}" in told
+    assert "take 4 more than the base" in difference_in_words(shares["experts"], shares["base"], 40, Alone(1, 5))
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (14, 7), (7, 14), (30, 30), (9, 0), (2100, 1900), (1, 3000)])
+def test_what_chance_alone_would_do_is_the_sign_test(counts: tuple[int, int]) -> None:
+    expected = binomtest(counts[0], sum(counts)).pvalue if sum(counts) else 1.0
+    assert Alone(*counts).by_chance == pytest.approx(expected, abs=1e-12)
+
+
+def test_images_that_one_network_alone_recognises() -> None:
+    labels, base, experts = np.array([[0, 1, 2, 3, 4, 0], [0, 1, 1, 1, 1, 2], [0, 1, 2, 3, 0, 3]])
+    alone = recognised_alone(labels, base, experts)
+    assert alone == Alone(experts=2, base=0)
+    told = "2 images only the experts recognise, and 0 only the base: a fair coin would part 2 as unevenly, or more, in"
+    assert alone_in_words(alone) == f"{told} 50% of all cases."
+    assert alone_in_words(Alone(90, 9)).endswith("in less than 0.1% of all cases.")
+    assert alone_in_words(recognised_alone(labels, base, base)) == "Both recognise the same images."
 
 
 def test_the_base_by_the_same_recipe_comes_first() -> None:

@@ -299,6 +299,9 @@ def test_against_the_base_by_an_independent_count(run: Run) -> None:
         of[each["class_ids"]] = each["index"]
     shown = page_of(run)
     assert "Against the base" in shown.text
+    alone = ((experts == labels) & (base != labels)).sum(), ((experts != labels) & (base == labels)).sum()
+    assert f"{alone[0]} image" in shown.text
+    assert f"only the experts recognise, and {alone[1]} only the base" in shown.text
     mistakes, classes, pairs = shown.tables[3:]
     for row, first in zip(mistakes[1:], (base, experts), strict=True):
         inside = ((of[labels] == of[first]) & (labels != first)).mean()

@@ -7,6 +7,7 @@ import pytest
 from nofe.architectures import ARCHITECTURES
 from nofe.recipes import RECIPES
 from nofe.report.against import difference_in_words
+from nofe.report.record import Alone
 from nofe.report.text import (
     comparison,
     evaluation_in_words,
@@ -117,7 +118,7 @@ def evaluated(classes: int, base: float, experts: float) -> dict[str, Any]:
     shares = {"classes": classes, "images": 10, "accuracy": 1.0, "confused_inside": 0.0, "confused_across": 0.0}
     of = {stage: {"top_1": a, "top_5": 1.0, "confused_inside": 1 - a} | mistakes for stage, a in accuracy.items()}
     rest = {"run": "runs/birds", "images": 10, "specialties": [{"specialty": 0} | shares], "classes": named}
-    return of | rest | {"pairs": []}
+    return of | rest | {"pairs": [], "alone": {"experts": 3, "base": 1, "by_chance": 0.625}}
 
 
 @pytest.mark.parametrize("classes", [5, 6])
@@ -133,4 +134,4 @@ def test_without_mistakes_none_are_compared() -> None:
     said = evaluation_in_words(evaluated(6, 1.0, 1.0))
     assert said.endswith("Neither the experts nor the base take any of 10 images for another class.")
     none, one = {"confused_inside": 0.0, "confused_across": 0.0}, {"confused_inside": 0.1, "confused_across": 0.0}
-    assert "1 more than the base for another class of the right" in difference_in_words(none, one, 10)
+    assert "1 more than the base for another class of the right" in difference_in_words(none, one, 10, Alone(0, 1))

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from nofe.report.record import confused_inside_and_across, confused_pairs
+from nofe.report.record import Alone, confused_inside_and_across, confused_pairs
 from nofe.specialties import Specialties
+from nofe.suggestions import counted
 
 BASES = ("base", "base-paper")  # by the experts' recipe, which is the fairer comparison, and by the paper's
 CHANGED = 5  # classes that are named of those that gained, and of those that lost
+RARE = 0.001  # below, nobody asks how rare a chance is
 PAIRS = 10  # that are shown; JSON has twice as many
 
 
@@ -107,8 +109,8 @@ def gain(figures: Mapping[str, Any], base: str) -> float:
     return float(figures["accuracy"]["experts"] - figures["accuracy"][base])
 
 
-def difference_in_words(base: Mapping[str, float], experts: Mapping[str, float], images: int) -> str:
-    """Where the gain comes from: shares of mistakes, told as numbers of images."""
+def difference_in_words(base: Mapping[str, float], experts: Mapping[str, float], images: int, alone: Alone) -> str:
+    """Where the gain comes from, shares of mistakes told as numbers of images, and whether it may be chance."""
 
     def beside_the_base(kind: str) -> str:
         less = round((base[kind] - experts[kind]) * images)
@@ -120,5 +122,17 @@ def difference_in_words(base: Mapping[str, float], experts: Mapping[str, float],
         return f"Neither the experts nor the base take any of {images:,} images for another class."
     return (
         f"Of {images:,} images the experts take {beside_the_base('confused_inside')} for another class of the right "
-        f"specialty, and {beside_the_base('confused_across')} for a class of another one."
+        f"specialty, and {beside_the_base('confused_across')} for a class of another one. {alone_in_words(alone)}"
+    )
+
+
+def alone_in_words(alone: Alone) -> str:
+    """Whether there are test images enough to tell the two networks apart."""
+    count = alone.experts + alone.base
+    if not count:
+        return "Both recognise the same images."
+    cases = f"{alone.by_chance:.0%}" if alone.by_chance >= RARE else f"less than {RARE:.1%}"
+    return (
+        f"{counted(alone.experts, 'image')} only the experts recognise, and {alone.base:,} only the base: a fair coin "
+        f"would part {count:,} as unevenly, or more, in {cases} of all cases."
     )

@@ -208,7 +208,7 @@ def against_the_base(record: Record) -> Html:
         return Html(f"{title}<p>{text(said)}</p>\n<pre>{text(command)}</pre>\n</section>")
     confusions = {base: record.base_confusions[base], "experts": record.confusion}
     shares = {stage: shares_of_mistakes(each, record.specialties) for stage, each in confusions.items()}
-    said = difference_in_words(shares[base], shares["experts"], record.test_images)
+    said = difference_in_words(shares[base], shares["experts"], record.test_images, record.alone[base])
     parts = [Html(f"<p>{text(said)}</p>"), mistakes(record, shares), changed_classes(record, confusions, base)]
     return Html(f"{title}{lines(parts)}\n{pairs_of_the_base(record, confusions, base)}\n</section>")
 

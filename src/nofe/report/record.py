@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_array, triu
 
 from nofe import runs
@@ -14,6 +15,23 @@ from nofe.specialties import Specialties, class_confusion
 
 def judged_by(held_out: bool) -> str:
     return "held-out training images" if held_out else "test images"
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Test images that one of two networks recognises and the other does not."""
+
+    experts: int
+    base: int
+
+    @property
+    def by_chance(self) -> float:
+        """How often a fair coin would part them as unevenly or more: McNemar's test, exact."""
+        count, term, tail = self.experts + self.base, 1, 0
+        for heads in range(min(self.experts, self.base) + 1):
+            tail += term  # whole numbers: of thousands of images the shares would be too small for floats
+            term = term * (count - heads) // (heads + 1)
+        return min(1.0, 2 * tail / (1 << count))
 
 
 @dataclass(frozen=True)
@@ -29,6 +47,7 @@ class Record:
     updates: list[dict[str, Any]]  # of the specialties; none for a rule that fixes them beforehand
     confusion: csr_array  # (C, C) test images of class i that the experts take for class j; most cells are empty
     base_confusions: dict[str, csr_array] = field(default_factory=dict)  # of the bases; older runs did not keep them
+    alone: dict[str, Alone] = field(default_factory=dict)  # by base, and what the experts recognise beside it
 
     @property
     def test_images(self) -> int:
@@ -61,11 +80,15 @@ def read_record(run: Run) -> Record:
     specialties = Specialties.from_json(described, str(run.file(runs.SPECIALTIES)))
     names = {c: name for each in described["specialties"] for c, name in zip(*_ids_and_names(each), strict=True)}
     predictions = run.read_arrays(runs.PREDICTIONS)
-    confusions = {
-        stage: class_confusion(predictions["labels"], predictions[name][:, 0], specialties.classes)
-        for stage in summary["networks"]
-        if (name := stored_name(stage, "classes")) in predictions
-    }
+    labels, first = (
+        predictions["labels"],
+        {
+            stage: predictions[name][:, 0]
+            for stage in summary["networks"]
+            if (name := stored_name(stage, "classes")) in predictions
+        },
+    )
+    confusions = {stage: class_confusion(labels, each, specialties.classes) for stage, each in first.items()}
     lines = run.metrics()
     return Record(
         path=run.path,
@@ -82,7 +105,14 @@ def read_record(run: Run) -> Record:
         updates=[line for line in lines if "update" in line],
         confusion=confusions.pop("experts"),
         base_confusions=confusions,
+        alone={stage: recognised_alone(labels, first[stage], first["experts"]) for stage in confusions},
     )
+
+
+def recognised_alone(labels: NDArray[np.int64], base: NDArray[np.int64], experts: NDArray[np.int64]) -> Alone:
+    """By the classes that both give to each image."""
+    of_base, of_experts = base == labels, experts == labels
+    return Alone(experts=int((of_experts & ~of_base).sum()), base=int((of_base & ~of_experts).sum()))
 
 
 def stored_name(stage: str, field: str) -> str:

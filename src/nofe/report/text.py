@@ -7,7 +7,7 @@ from typing import Any
 
 from nofe import runs
 from nofe.report.against import BASES, PAIRS, base_of, difference_in_words, gain, most_changed
-from nofe.report.record import judged_by
+from nofe.report.record import Alone, judged_by
 from nofe.runs import Run
 from nofe.suggestions import counted
 
@@ -185,7 +185,8 @@ def evaluation_in_words(figures: dict[str, Any]) -> str:
 
 
 def _against_the_base(figures: dict[str, Any], base: str) -> str:
-    blocks = [difference_in_words(figures[base], figures["experts"], figures["images"])]
+    alone = Alone(figures["alone"]["experts"], figures["alone"]["base"])
+    blocks = [difference_in_words(figures[base], figures["experts"], figures["images"], alone)]
     gained, lost = most_changed(figures["classes"], base)
     for title, classes in (("gained most", gained), ("lost most", lost)):
         rows = [
