@@ -3,6 +3,7 @@
 The commands run in this process, through `nofe.__main__.main`, because every start of Python costs seconds.
 """
 
+import csv
 import fcntl
 import io
 import json
@@ -190,6 +191,31 @@ def test_evaluate_repeats_the_figures_of_the_run(finished: Path) -> None:
     assert experts["top_1"] + experts["confused_inside"] + experts["confused_across"] == pytest.approx(1)
     assert sum(each["images"] for each in figures["specialties"]) == 8
     assert f"{experts['top_1']:.2%}" in answered("evaluate", finished)
+
+
+def test_evaluate_writes_the_answers_for_each_image(finished: Path, animals: Path, tmp_path: Path) -> None:
+    """Under the names of the files, so that they can be looked at: prediction says the same of these."""
+    file = tmp_path / "new" / "answers.csv"
+    said = answered("evaluate", finished, "--precision", "fp32", "--answers", file)
+    assert said.endswith(f"\n{file} has the answers for each image\n")
+    with file.open(encoding="utf-8", newline="") as table:
+        rows = list(csv.DictReader(table))
+    figures = json.loads(answered("evaluate", finished, "--precision", "fp32", "--json"))
+    assert len(rows) == figures["images"]
+    for stage in ("base", "experts"):
+        assert sum(row[stage] == row["class"] for row in rows) == round(figures[stage]["top_1"] * len(rows))
+    paths = [animals / row["image"] for row in rows]
+    assert [path.parent.name for path in paths] == [row["class"] for row in rows]
+    owners = {each["name"]: each["specialty"] for each in figures["classes"]}
+    assert [int(row["expert"]) for row in rows] == [owners[row["class"]] for row in rows]
+    predicted = json.loads(answered("predict", finished, *paths, "--precision", "fp32", "--json"))
+    for row, answer in zip(rows, predicted, strict=True):
+        assert row["experts"] == answer["top"][0]["class"]
+        assert float(row["experts probability"]) == pytest.approx(answer["top"][0]["probability"], abs=1e-3)
+
+
+def test_answers_that_cannot_be_written_are_refused_before_anything_is_judged(finished: Path, tmp_path: Path) -> None:
+    assert f"{tmp_path}: is a folder; name another file" in refusal("evaluate", finished, "--answers", tmp_path)
 
 
 def test_evaluate_says_where_base_and_experts_differ(finished: Path) -> None:

@@ -7,7 +7,6 @@ its outputs are, is in a JSON file beside it, and inside.
 import hashlib
 import io
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -23,7 +22,7 @@ from torch._ops import OpOverload
 from nofe.architectures.line import first_line
 from nofe.data.batches import centre_crop
 from nofe.errors import RunError, UserError
-from nofe.files import replace_atomically
+from nofe.files import replace_atomically, require_place_for
 from nofe.loading import FinishedRun, open_finished
 from nofe.training.runtime import version_of
 
@@ -77,7 +76,7 @@ def export_run(path: Path, out: Path) -> Exported:
     if kind not in _FORMATS:
         raise UserError(f"{out}: unknown kind of file; name one that ends in .pt2 (torch.export) or .onnx")
     for file in (out, beside):
-        _require_place_for(file)
+        require_place_for(file)
     if kind == ".onnx":
         _require_onnx()
     finished = open_finished(path)
@@ -114,17 +113,6 @@ def _compared(
     if differs is not None:
         raise RunError(f"{out}: not written, as the exported program differs from the network ({differs}); {OTHERWISE}")
     return content, compared_by, _not_of_torch(traced) if kind == ".pt2" else ()
-
-
-def _require_place_for(file: Path) -> None:
-    """Before the network is traced, which takes a while."""
-    if file.is_dir():
-        raise UserError(f"{file}: is a folder; name another file")
-    folder = next(above for above in file.absolute().parents if above.exists())
-    if not folder.is_dir():
-        raise UserError(f"{file}: {folder} is a file, not a folder; name another place")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{file}: {folder} may not be written to; name another place")
 
 
 def _require_onnx() -> None:

@@ -9,6 +9,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
 
+from nofe.errors import UserError
+
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
     """The path with ~ or ~user expanded; unchanged where there is no such user, so that it is reported as missing."""
@@ -40,6 +42,17 @@ def replace_atomically(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(folder)  # the rename itself must reach the disk
     finally:
         os.close(folder)
+
+
+def require_place_for(file: Path) -> None:
+    """That a file can be written, before what is to be in it is worked out, which may take a while."""
+    if file.is_dir():
+        raise UserError(f"{file}: is a folder; name another file")
+    folder = next(above for above in file.absolute().parents if above.exists())
+    if not folder.is_dir():
+        raise UserError(f"{file}: {folder} is a file, not a folder; name another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{file}: {folder} may not be written to; name another place")
 
 
 def remove_leftovers(folder: Path, names: Sequence[str]) -> None:

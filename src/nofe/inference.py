@@ -1,6 +1,8 @@
 """A finished run at work: on its test images, and on pictures."""
 
+import csv
 import dataclasses
+import io
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,14 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nofe.data import ImageSet
 from nofe.data.folder import find_images, read_readable_images
 from nofe.errors import UserError
 from nofe.evaluation import Predictions, by_specialty, predictions_of
+from nofe.files import require_place_for
 from nofe.frozen import frozen
 from nofe.judging import Place
 from nofe.loading import open_finished
 from nofe.report.against import base_of, class_figures, pair_figures, shares_of_mistakes
 from nofe.report.record import recognised_alone
+from nofe.runs import write_atomically
 from nofe.specialties import Specialties, class_confusion
 from nofe.stages import crop_of_stage
 from nofe.training.runtime import Runtime
@@ -24,13 +29,20 @@ FILES_AT_ONCE = 64
 
 
 def evaluate_run(
-    path: Path, runtime: Runtime, place: Place | None = None, crops: int = 1, precision: str | None = None
+    path: Path,
+    runtime: Runtime,
+    place: Place | None = None,
+    crops: int = 1,
+    precision: str | None = None,
+    answers: Path | None = None,
 ) -> dict[str, Any]:
     """Top-1 and top-5 of every network that tells classes apart, and where its mistakes go: by class and by pair.
 
     On the run's own test images, or on those at another place; by one view of an image, or by ten; in the run's
-    precision, or another.
+    precision, or another. What every network says of each image is written to the file `answers`, if one is named.
     """
+    if answers is not None:
+        require_place_for(answers)
     finished = open_finished(path)
     runtime.use_precision(precision or finished.config.precision)
     networks = finished.classifiers()
@@ -51,6 +63,8 @@ def evaluate_run(
         "held_out": judged.of_the_run and finished.config.data.hold_out > 0,
     }
     specialties = None if finished.config.until == "base" else finished.specialties()
+    if answers is not None:
+        write_atomically(answers, _answers(judged.images, predictions, finished.class_names, specialties))
     return figures | _figures_of(predictions, finished.class_names, specialties)
 
 
@@ -80,6 +94,28 @@ def _figures_of(
 
 def _as_dictionaries(values: Iterable[Any]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(each) for each in values]
+
+
+def _answers(
+    images: ImageSet,
+    predictions: Mapping[str, Predictions],
+    class_names: tuple[str, ...],
+    specialties: Specialties | None,
+) -> bytes:
+    """As CSV: a line for each image, with its name, its class and the expert of this, and each network's answer."""
+    table = io.StringIO(newline="")
+    lines = csv.writer(table, lineterminator="\n")
+    networks = [name for stage in predictions for name in (stage, f"{stage} probability")]
+    lines.writerow(["image", "class", *([] if specialties is None else ["expert"]), *networks])
+    for i, label in enumerate(images.labels.tolist()):
+        expert = [] if specialties is None else [int(specialties.specialty_of_class[label])]
+        said = [
+            value
+            for each in predictions.values()
+            for value in (class_names[each.classes[i, 0]], f"{each.probabilities[i, 0]:.4f}")
+        ]
+        lines.writerow([images.name(i), class_names[label], *expert, *said])
+    return table.getvalue().encode("utf-8", "surrogateescape")
 
 
 def predict_files(

@@ -27,6 +27,10 @@ def evaluate(
     data_root: DataRoot = None,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave unreadable images out.")] = False,
     as_json: AsJson = False,
+    answers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Write what each network says of each image, as CSV."),
+    ] = None,
     device: Device = "auto",
     crops: Annotated[int, typer.Option(help="Crops per image: 1, or 10 whose predictions are averaged.")] = 1,
     precision: PrecisionToAnswer = None,
@@ -43,7 +47,7 @@ def evaluate(
         _trust_code_of(run)
     place = Place(dataset, data_root, skip_unreadable)
     runtime = make_runtime(device, precision or "auto", compile=compile_)
-    figures = evaluate_run(run, runtime, place, crops, precision)
+    figures = evaluate_run(run, runtime, place, crops, precision, answers)
     if as_json:
         print(json.dumps(figures, indent=2))
         return
@@ -53,6 +57,8 @@ def evaluate(
             f"Other data than the run's: {figures['dataset']}, {what}. If the run was trained on some, they flatter it."
         )
     print(evaluation_in_words(figures))
+    if answers is not None:
+        print(f"\n{answers} has the answers for each image")
 
 
 def predict(
