@@ -1,5 +1,6 @@
 """A network taken away from the machine that trained it: the files it needs, photos in, and programs out of it."""
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,13 @@ def test_photos_as_paths_as_text_and_opened(shipped: Path, photos: list[Path]) -
     assert read is not None
     expected = read_images(photos, 32)
     opened = [Image.open(file) for file in photos]
-    for given in (photos, tuple(map(str, photos)), opened, [photos[0], opened[1], str(photos[2])], iter(photos)):
+    contents = [file.read_bytes() for file in photos]
+    mixed = [photos[0], opened[1], contents[2], *map(str, photos[3:])]
+    for given in (photos, tuple(map(str, photos)), opened, contents, mixed, iter(photos), map(io.BytesIO, contents)):
         found = read(given)
         assert found.dtype == torch.uint8
         np.testing.assert_array_equal(found, expected)
-    for alone in (photos[1], str(photos[1]), opened[1]):
+    for alone in (photos[1], str(photos[1]), opened[1], contents[1], io.BytesIO(contents[1]), photos[1].open("rb")):
         np.testing.assert_array_equal(read(alone), expected[1:2])
     assert read([]).shape == (0, 3, 32, 32)
 
@@ -94,8 +97,13 @@ def test_what_is_no_photo(shipped: Path, photos: list[Path], tmp_path: Path) -> 
         network.read([photos[0], cut])
     with pytest.raises(UserError, match=r"photo 1: cannot be read as an image \(.*truncated.*\)"):
         network.read([photos[0], Image.open(cut)])
-    with pytest.raises(UserError, match=r"photo 0: neither a path nor a Pillow image but int; .* \(N, 3, 32, 32\)"):
-        network.read(7)
+    with pytest.raises(UserError, match=r"photo 1: cannot be read as an image \(truncated\)"):
+        network.read([photos[0].read_bytes(), cut.read_bytes()])
+    for other in (7, [np.zeros((32, 32, 3), np.uint8)], io.StringIO("photo")):
+        with pytest.raises(
+            UserError, match=r"photo 0: neither a path .* but (int|ndarray|StringIO); .* \(N, 3, 32, 32\)"
+        ):
+            network.read(other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 40, 40), (3, 32, 32), (2, 1, 32, 32)])

@@ -74,8 +74,9 @@ class FinishedRun:
         return networks
 
     def read(self, photos: Photo | Iterable[Photo]) -> Tensor:
-        """Files or Pillow images, one or several, to bytes (N, 3, H, W) for `preprocess`, as `nofe predict` has them.
+        """Files, their content or Pillow images, one or several, to bytes (N, 3, H, W) for `preprocess`.
 
+        They are those that `nofe predict` has. Content is bytes, or a file that is open for reading them.
         An image that Pillow has opened is resized from all of its pixels; a large JPEG file is decoded at half its size
         or less, if that is enough.
         """
