@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,10 @@ def test_runs_end_side_by_side_share_their_base_and_are_compared(shades: Path, t
     mean = 50 * (accuracies["exact-k2-seed0"] + accuracies["exact-k2-seed1"])
     [row] = [line for line in words.splitlines() if line.split()[1:2] == ["2"]]
     assert f"{mean:.2f} ±" in row
+    gains = [100 * (accuracies[f"exact-k2-seed{seed}"] - dict(bases)[seed]) for seed in (0, 1)]
+    head = words.splitlines()[0].split()
+    assert head[-4:] == ["base", "generalist", "experts", "gain"]
+    assert row.endswith(f"{statistics.mean(gains):.2f} ± {statistics.stdev(gains):.2f}")
     again = sweep(jobs, tmp_path, TrainingOptions("cpu"), at_once=1, say=said.append)
     assert again.in_words() == "", "nothing is left to do"
 
@@ -65,6 +70,17 @@ def test_a_run_begins_as_soon_as_the_base_that_it_shares_is_trained(shades: Path
     first, second = (tmp_path / job.name for job in jobs)
     assert (second / runs.CONFIG).stat().st_mtime < (first / runs.GENERALIST).stat().st_mtime
     assert (second / runs.BASE).read_bytes() == (first / runs.BASE).read_bytes()
+
+
+def test_a_rule_that_learned_nothing_is_told_below_the_table(shades: Path, tmp_path: Path) -> None:
+    """Or random specialties would be compared with others as its own."""
+    settings = (*SHORT, "generalist.epochs=1", "generalist.update_every=1", "base.by=none")
+    config = with_settings(default_run("alexnet-quick-c100", f"folder:{shades}"), settings)
+    jobs = trainings(config, [0, 1], [2], ["exact", "random"])
+    sweep(jobs, tmp_path, TrainingOptions("cpu"), at_once=1)
+    head, _, *_, note = sweep_in_words(jobs, tmp_path).splitlines()
+    assert "gain" not in head, "over no base"
+    assert note.startswith("exact, K=2: 2 of 2 runs: there was no update of the specialties, so they are still the")
 
 
 def test_the_command_says_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,19 +6,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from nofe import runs
 from nofe.checks import differences_from_run, require_fitting, require_outside_images, require_same_config
 from nofe.config import RunConfig, as_setting, with_settings
 from nofe.data import is_listed
 from nofe.errors import UserError
-from nofe.report.text import table
+from nofe.report.text import specialties_that_stayed, table
 from nofe.reuse import stage_keys, trained_so_far
 from nofe.run_images import held_out, read_dataset
 from nofe.runs import Run
 from nofe.side_by_side import Outcome, run_side_by_side
+from nofe.specialties import rule_named
+from nofe.suggestions import counted
 from nofe.training.ranks import Ranks
+
+GAIN = "gain"  # in points
 
 
 @dataclass(frozen=True)
@@ -122,25 +125,43 @@ def _train(job: Training, folder: Path, options: TrainingOptions) -> None:
 def sweep_in_words(jobs: Sequence[Training], folder: Path) -> str:
     """Mean and deviation over the seeds that are done, of each network, by rule and number of experts.
 
-    A folder may hold the run of other settings, which is not counted.
+    The gain is that of each seed over its own base. A folder may hold the run of other settings, which is not counted.
     """
-    by_setting: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    by_setting: dict[tuple[str, int], list[Run]] = {}
     for job in jobs:
         run = Run(folder / job.name)
-        setting = job.config.specialties.rule, job.config.specialties.count
-        done = by_setting.setdefault(setting, [])
+        done = by_setting.setdefault((job.config.specialties.rule, job.config.specialties.count), [])
         if run.has(runs.SUMMARY) and not differences_from_run(job.config, run):
-            done.append(run.read_json(runs.SUMMARY)["networks"])
-    names = list(dict.fromkeys(name for done in by_setting.values() for networks in done for name in networks))
+            done.append(run)
+    figures = {setting: [_figures(run) for run in done] for setting, done in by_setting.items()}
+    names = dict.fromkeys(name for of_setting in figures.values() for of_run in of_setting for name in of_run)
+    columns = sorted(names, key=lambda name: name == GAIN)  # last; the others as they are
     rows = []
-    for (rule, count), done in by_setting.items():
-        accuracies = [[each[name]["accuracy"] for each in done if name in each] for name in names]
-        rows.append((rule, f"{count}", f"{len(done)}", *map(_mean, accuracies)))
-    return table(("rule", "K", "runs", *names), rows)
+    for (rule, count), of_setting in figures.items():
+        found = ([of_run[name] for of_run in of_setting if name in of_run] for name in columns)
+        rows.append((rule, f"{count}", f"{len(of_setting)}", *map(_mean, found)))
+    notes = [_that_stayed(rule, count, done) for (rule, count), done in by_setting.items()]
+    return "\n".join([table(("rule", "K", "runs", *columns), rows), *filter(None, notes)])
 
 
-def _mean(accuracies: Sequence[float]) -> str:
-    if not accuracies:
+def _figures(run: Run) -> dict[str, float]:
+    """The accuracy of each network, and what the experts gain over the base by the same recipe and seed."""
+    networks: Mapping[str, Mapping[str, float]] = run.read_json(runs.SUMMARY)["networks"]
+    found = {name: figures["accuracy"] for name, figures in networks.items()}
+    return found | ({GAIN: found["experts"] - found["base"]} if found.keys() >= {"base", "experts"} else {})
+
+
+def _that_stayed(rule: str, count: int, done: Sequence[Run]) -> str:
+    """A rule that learned nothing is not to be compared with others as if it had."""
+    if not rule_named(rule).updates:
         return ""
-    spread = f" ± {100 * statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
-    return f"{100 * statistics.mean(accuracies):.2f}{spread}"
+    updates = ([line for line in run.metrics() if "update" in line] for run in done)
+    stayed = [said for each in updates if (said := specialties_that_stayed(each))]
+    return f"{rule}, K={count}: {len(stayed)} of {counted(len(done), 'run')}: {stayed[0]}" if stayed else ""
+
+
+def _mean(shares: Sequence[float]) -> str:
+    if not shares:
+        return ""
+    spread = f" ± {100 * statistics.stdev(shares):.2f}" if len(shares) > 1 else ""
+    return f"{100 * statistics.mean(shares):.2f}{spread}"
