@@ -201,6 +201,25 @@ def test_specialties_that_no_update_changed_are_told_of(
     assert sum("no class moved in 2 updates of the specialties" in text for text in said) == told
 
 
+@pytest.mark.parametrize(
+    ("kept", "told"), [(3, ""), (2, "so there are 2 experts"), (1, "so one expert has all classes")]
+)
+def test_specialties_that_a_rule_left_empty_are_told_of(
+    kept: int, told: str, pairs: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("nofe.training.progress.Silent.say", lambda _, text: said.append(text))
+
+    def crowd(confusion: Any, current: Specialties, rng: np.random.Generator) -> Specialties:
+        return Specialties.from_labels_dropping_empty(np.arange(12) % kept, 3)
+
+    learned, _, _ = learn(tmp_path, pairs, random_balanced(12, 3, stream(0, "start")), crowd, config(epochs=2))
+    assert learned.count == kept
+    [*warnings] = [text for text in said if "empty" in text]
+    assert len(warnings) == (kept < 3)
+    assert all(f"{3 - kept} of 3 specialties" in text and told in text for text in warnings)
+
+
 def test_settling_waits_for_the_end_of_the_epoch(pairs: Dataset, tmp_path: Path) -> None:
     start = random_balanced(12, 3, stream(0, "start"))
     _, _, lines = learn(tmp_path, pairs, start, keep, config(epochs=9, settle=1, update_every=0.25))

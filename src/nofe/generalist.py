@@ -11,7 +11,7 @@ from torch import Tensor
 from nofe.architectures import Classifier
 from nofe.errors import UserError
 from nofe.evaluation import accuracy, count_confusion
-from nofe.report.text import specialties_that_stayed
+from nofe.report.text import specialties_left_empty, specialties_that_stayed
 from nofe.specialties import Specialties, Update, agreement, classes_moved
 from nofe.streams import stream
 from nofe.training.loop import Objective, batches_of, start_training, train_epoch
@@ -107,6 +107,8 @@ def train_generalist(
     if update_rule is not None:
         updates = [line for line in journal.run.metrics() if line["stage"] == STAGE and "update" in line]
         if said := specialties_that_stayed(updates):
+            journal.progress.say(f"{STAGE}: {said}")
+        if said := specialties_left_empty(outputs, specialties.count):
             journal.progress.say(f"{STAGE}: {said}")
     return specialties
 

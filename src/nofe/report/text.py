@@ -66,6 +66,18 @@ def specialties_that_stayed(updates: Sequence[Mapping[str, Any]]) -> str | None:
     )
 
 
+def specialties_left_empty(asked: int, experts: int) -> str | None:
+    """A warning for a rule that gave all classes to some of its specialties; None where each has some."""
+    if experts == asked:
+        return None
+    left = "one expert has all classes, as a plain network" if experts == 1 else f"there are {experts:,} experts"
+    empty = asked - experts
+    return (
+        f"{empty:,} of {asked:,} specialties {'is' if empty == 1 else 'are'} empty, so {left}; --rule exact fills all, "
+        "elasso more of them with a larger specialties.strength"
+    )
+
+
 def images_in_words(images: dict[str, Any]) -> str:
     """What is about to be trained on, with a hint where the network sees little of it."""
     stored, read, usual = images["stored"], images["read"], images["usual"]
@@ -115,7 +127,7 @@ def network_name(stage: str, specialties: int) -> str:
     names = {
         "base": "base, by the experts' recipe",
         "base-paper": "base, by the paper's recipe",
-        "generalist": f"generalist, over {specialties} specialties",
+        "generalist": f"generalist, over {counted(specialties, 'specialty', 'specialties')}",
         "experts": "network of experts",
     }
     return names.get(stage, stage)
