@@ -83,6 +83,17 @@ def test_a_rule_that_learned_nothing_is_told_below_the_table(shades: Path, tmp_p
     assert note.startswith("exact, K=2: 2 of 2 runs: there was no update of the specialties, so they are still the")
 
 
+def test_what_all_runs_warn_of_is_said_once(shades: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By the command itself, with its name before it, and not by each of its processes."""
+    data = tmp_path / "shades"
+    shutil.copytree(shades, data)
+    next(path for path in data.rglob("*") if path.is_file()).with_name("notes.txt").write_text("of no use")
+    answer = command(*_short(data, tmp_path / "sweep", "base.by=none"), "--experts", "4", "--side-by-side", "2")
+    assert answer.code == 0
+    told = [line for line in (answer.err + capfd.readouterr().err).splitlines() if "notes.txt" in line]
+    assert told == [f"nofe: {told[0].removeprefix('nofe: ')}"]
+
+
 def test_the_command_says_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["sweep", "--architecture", "small", "--seeds", "1", "--experts", "2", "--minutes", "0"]
     with pytest.raises(Exception, match=r"1 not begun \(first: \S+-k2-seed0\); run the command again"):

@@ -21,6 +21,7 @@ def main() -> None:
 
     ours = logging.StreamHandler()  # for nofe alone: some libraries print their messages themselves
     ours.setFormatter(logging.Formatter("nofe: %(message)s"))
+    ours.addFilter(_Once())
     logging.getLogger("nofe").addHandler(ours)
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="nofe", standalone_mode=False) or 0
@@ -56,6 +57,20 @@ def _what_is_there_instead(error: Any) -> str | None:
     known = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
     instead = instead_of(option, sys.argv[1:], known)
     return f"No such option: {option}; use {instead}" if instead else None
+
+
+class _Once(logging.Filter):
+    """Nothing is said twice, as by all runs of a sweep on the same images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        is_new = message not in self._said
+        self._said.add(message)
+        return is_new
 
 
 def _told_by_the_system(error: OSError) -> str:

@@ -4,6 +4,7 @@ Small networks leave a GPU idle, and processes share it well (`sharing_the_gpu`)
 checkpoint to go on from.
 """
 
+import logging
 import math
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from logging.handlers import QueueHandler
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -197,7 +199,11 @@ class _Crew(Generic[AnyJob]):
     def wait(self, seconds: float) -> tuple[AnyJob, str | None, bool] | None:
         """The next job that ends, what went wrong, and whether the input did; None when none ends in the time."""
         try:
-            number, error, is_refused = self._reports.get(timeout=max(0.01, min(2.0, seconds)))
+            report = self._reports.get(timeout=max(0.01, min(2.0, seconds)))
+            if isinstance(report, logging.LogRecord):
+                logging.getLogger(report.name).handle(report)
+                return None
+            number, error, is_refused = report
         except queue.Empty:
             number = next((n for n in self.at_work if not self._processes[n].is_alive()), None)
             if number is None:
@@ -223,6 +229,7 @@ class _Crew(Generic[AnyJob]):
 
 def _work(number: int, jobs: Any, reports: Any, work: Callable[[Any], object]) -> None:
     """A worker process: one job after another, until told that there is none."""
+    logging.getLogger("nofe").addHandler(QueueHandler(reports))  # warnings are shown by the parent, as all others
     orphaned = end_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the keyboard: the parent tells each what to do
     while not orphaned.is_set() and (job := jobs.get()) is not None:
