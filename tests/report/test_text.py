@@ -1,5 +1,6 @@
 """What a run says of its images before it trains."""
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from nofe.report.text import (
     gain_in_words,
     images_in_words,
     listed,
+    prediction_in_words,
     quoted,
     specialties_that_stayed,
 )
@@ -128,6 +130,17 @@ def test_the_best_five_of_five_classes_are_no_figure(classes: int) -> None:
 
 def test_a_comma_in_a_name_is_quoted_in_the_table_of_classes() -> None:
     assert '"jay, 0"' in evaluation_in_words(evaluated(6, 0.5, 0.7))
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "\x9b2J", "right\u202eleft", "bytes \udcff", " space"])
+def test_a_name_cannot_do_anything_to_a_terminal(name: str) -> None:
+    answer = {"file": "a.jpg", "top": [{"class": name, "probability": 1.0, "expert": 0}]}
+    for said in (quoted(name), prediction_in_words(answer).splitlines()[-1]):
+        assert said.replace("\n", "").isprintable()
+        assert said.startswith('"')
+        assert json.loads(said[: said.rindex('"') + 1]) == name
+        assert said.encode()
+    assert quoted("Ärger 名前 🦜") == "Ärger 名前 🦜"
 
 
 def test_without_mistakes_none_are_compared() -> None:

@@ -36,7 +36,7 @@ from nofe.report.record import (
     pairs_of_specialty,
     read_record,
 )
-from nofe.report.text import TOP, network_name, place_in_words, quoted, specialties_that_stayed
+from nofe.report.text import TOP, network_name, place_in_words, specialties_that_stayed
 from nofe.runs import Run
 from nofe.specialties import chance_of_pairs_together, rule_named
 from nofe.suggestions import counted
@@ -295,6 +295,6 @@ def class_name(record: Record, c: int) -> Html:
 
 
 def in_list(record: Record, c: int) -> Html:
-    """The name of a class for a list, quoted where it has a comma."""
-    mark = text('"') if quoted(record.class_names[c]) != record.class_names[c] else ""
+    """Quoted where it has a comma; a browser shows what a terminal cannot."""
+    mark = text('"') if "," in record.class_names[c] else ""
     return Html(f"{mark}{class_name(record, c)}{mark}")

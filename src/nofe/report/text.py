@@ -164,8 +164,9 @@ def listed(names: Iterable[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """In a list a class "jay, blue" would be two."""
-    return json.dumps(name, ensure_ascii=False) if "," in name else name
+    """In a list a class "jay, blue" would be two; what cannot be printed, such as a line break, could do anything."""
+    is_alone = "," not in name and name == name.strip()
+    return name if is_alone and name.isprintable() else json.dumps(name, ensure_ascii=not name.isprintable())
 
 
 def evaluation_in_words(figures: dict[str, Any]) -> str:
@@ -238,7 +239,7 @@ def place_in_words(experts: Sequence[int]) -> str:
 def prediction_in_words(answer: dict[str, Any]) -> str:
     if "error" in answer:
         return f"{answer['file']}\ncannot be read: {answer['error']}"
-    rows = [(each["class"], f"{each['probability']:.2%}", f"{each['expert']}") for each in answer["top"]]
+    rows = [(quoted(each["class"]), f"{each['probability']:.2%}", f"{each['expert']}") for each in answer["top"]]
     return f"{answer['file']}\n{table(('class', 'probability', 'expert'), rows)}"
 
 
