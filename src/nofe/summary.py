@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
@@ -64,7 +65,8 @@ def summarise(task: Task, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
     over_classes = {stage: network for stage, network in networks.items() if stage != "generalist"}
     predictions = predictions_of(over_classes, crop_of_stage(config), task.test, task.runtime)
     for stage, each in predictions.items():
-        figures[stage] |= {"accuracy": each.top(1), "top_5": each.top(5)}
+        named = len(np.unique(each.classes[:, 0]))
+        figures[stage] |= {"accuracy": each.top(1), "top_5": each.top(5), "classes_named": named}
     summary: dict[str, Any] = {"networks": figures, "config": configuration.to_json(config)}
     if "generalist" in networks:
         specialties = Specialties.from_json(task.run.read_json(runs.SPECIALTIES))

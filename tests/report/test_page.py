@@ -23,7 +23,7 @@ from nofe.recipes import default_run
 from nofe.report import figures, page
 from nofe.report.page import report_if_possible, write_report
 from nofe.report.record import Record, read_record
-from nofe.report.text import specialties_at_a_glance, specialties_in_words
+from nofe.report.text import comparison, specialties_at_a_glance, specialties_in_words
 from nofe.report.words import RECIPE_HEAD, beyond_the_paper, recipe_rows, what_was_trained, with_another_seed
 from nofe.runs import Run
 from nofe.specialties import Specialties
@@ -286,6 +286,23 @@ def test_figures_are_files_and_on_the_page(run: Run) -> None:
         assert image.width == round(figures.WIDTH * figures.DOTS_PER_INCH)
         assert len(image.convert("RGB").getcolors(image.width * image.height) or []) > 3  # something is drawn
     assert all(page_of(run).attributes("alt"))
+
+
+def test_a_base_that_learned_nothing_is_told_of_first(run: Run, tmp_path: Path) -> None:
+    stored = run.read_arrays(runs.PREDICTIONS)
+    networks = run.read_json(runs.SUMMARY)["networks"]
+    for stage, name in (("base", "base_classes"), ("base-paper", "base_paper_classes"), ("experts", "classes")):
+        assert networks[stage]["classes_named"] == len(set(stored[name][:, 0].tolist()))
+
+    def change(summary: Any) -> None:
+        for stage in ("base", "base-paper", "experts"):
+            summary["networks"][stage]["classes_named"] = 1 if stage == "base" else 8
+
+    copy = changed(run, tmp_path / "copy", runs.SUMMARY, change)
+    write_report(copy)
+    told = "The base names the same class for all images: it learned nothing"
+    assert told in page_of(copy).text.partition("Comparison")[0]
+    assert told in comparison(copy.read_json(runs.SUMMARY))
 
 
 def test_against_the_base_by_an_independent_count(run: Run) -> None:

@@ -18,6 +18,7 @@ from nofe.report.text import (
     prediction_in_words,
     quoted,
     specialties_that_stayed,
+    that_learned_nothing,
 )
 
 PHOTOS: dict[str, Any] = {
@@ -102,6 +103,19 @@ def test_the_last_line_of_a_run_counts_its_images() -> None:
 )
 def test_a_gain_has_a_side(experts: float, said: str) -> None:
     assert gain_in_words(experts, 0.5, 20, "images") == said
+
+
+def test_a_gain_over_a_network_that_learned_nothing_is_none() -> None:
+    """It names one class, whatever it sees; where all images are of that class, it is right."""
+    learned = {"accuracy": 0.6, "classes_named": 5}
+    networks = {"base": {"accuracy": 0.1, "classes_named": 1}, "experts": learned, "generalist": {"accuracy": 0.1}}
+    said = that_learned_nothing(networks)
+    assert said is not None
+    assert said.startswith("The base names the same class for all images: it learned nothing")
+    assert "--set experts.rate=" in said
+    assert "network of experts" not in said
+    assert that_learned_nothing({"base": learned, "experts": learned}) is None
+    assert that_learned_nothing({"base": {"accuracy": 1.0, "classes_named": 1}, "experts": {"accuracy": 0.1}}) is None
 
 
 def test_specialties_as_they_were_drawn() -> None:

@@ -36,7 +36,7 @@ from nofe.report.record import (
     pairs_of_specialty,
     read_record,
 )
-from nofe.report.text import TOP, network_name, place_in_words, specialties_that_stayed
+from nofe.report.text import TOP, network_name, place_in_words, specialties_that_stayed, that_learned_nothing
 from nofe.runs import Run
 from nofe.specialties import chance_of_pairs_together, rule_named
 from nofe.suggestions import counted
@@ -73,7 +73,7 @@ def page(record: Record, pictures: Sequence[Picture]) -> Html:
         template.substitute(
             title=text(f"{record.config['data']['name']}: {record.specialties.count} experts"),
             subtitle=text(f"{record.config['architecture']}, {record.environment['date']}, run {record.path}"),
-            outcome=text(words.outcome(record)),
+            outcome=text(" ".join(filter(None, [words.outcome(record), that_learned_nothing(record.networks)]))),
             comparison=comparison(record),
             judged=text(words.judged(record)),
             stayed=stayed(record),

@@ -42,7 +42,21 @@ def comparison(summary: dict[str, Any]) -> str:
         what = judged_by(summary["config"]["data"]["hold_out"] > 0)
         side = gain_in_words(experts["accuracy"], base["accuracy"], images, what)
         text += f"\n\nBy the same recipe the experts are {side}."
-    return text
+    said = that_learned_nothing(summary["networks"])
+    return text if said is None else f"{text}\n\n{said}"
+
+
+def that_learned_nothing(networks: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """A gain over a network that names one class, whatever it sees, is none."""
+    names = {"base": "The base", "base-paper": "The base by the paper's recipe", "experts": "The network of experts"}
+    fields = {"base": "experts", "base-paper": "base.paper", "experts": "experts"}  # what each is trained by
+    said = [
+        f"{names[stage]} names the same class for all images: it learned nothing, and a difference to it says nothing; "
+        f"try a lower rate (--set {fields[stage]}.rate=...) or another --recipe in a new run."
+        for stage, figures in networks.items()
+        if figures.get("classes_named") == 1 and figures["accuracy"] < 1
+    ]
+    return " ".join(said) or None
 
 
 def gain_in_words(experts: float, base: float, images: int, what: str) -> str:
