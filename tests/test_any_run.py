@@ -174,6 +174,10 @@ def forget_architectures() -> None:
             ["--architecture", "timm:test_resnet@32", "--set", "experts.batch=1"],
             "experts.batch=1: timm:test_resnet@32 normalises a map of one pixel over the images of a batch; use 2 or",
         ),
+        (
+            ["--architecture", "timm:vit_tiny_patch16_224@32", "--set", "experts.augmentation.crop=16"],
+            "timm:vit_tiny_patch16_224@32 cannot read images of this size (Input height (16) does",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_before_anything_is_trained(options: list[str], said: str, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def _require_fitting_crops(config: RunConfig, dataset: Dataset) -> None:
             try:
                 base.eval()(images)
                 branch.eval()(trunk.eval()(images))
-            except RuntimeError as error:
+            except Exception as error:  # whatever the code of a layer says, such as timm's that asserts a size
                 raise UserError(
                     f"{name}.augmentation.crop={crop}: {architecture.name} cannot read images of this size "
                     f"({first_line(error)}); leave it at {architecture.input_size}"

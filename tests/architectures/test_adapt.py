@@ -360,6 +360,29 @@ def test_what_cannot_be_converted_is_named_with_the_next_move(model: nn.Module, 
     assert "\n" not in str(error.value)
 
 
+class Placed(nn.Module):
+    """Its own code fails at images of another size, and not that of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.place, self.head = nn.Parameter(torch.zeros(4, 32, 32)), nn.Linear(4, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.last(self.first(images) + self.place)
+        logits: Tensor = self.head(features.mean((2, 3)))
+        return logits
+
+
+def test_what_a_part_cannot_read_is_raised_and_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Or the traceback stands before the line that says what to do; parts are tried on sizes."""
+    network = nofe.convert(Placed(), HALVES, cut="last", image_size=32)
+    assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 6)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        network(torch.zeros(1, 3, 20, 20))
+    assert capfd.readouterr().err == ""
+
+
 def test_a_model_that_reads_no_usual_size_is_asked_for_its_own() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 98 * 98, 6))
     with pytest.raises(UserError, match="pass image_size="):

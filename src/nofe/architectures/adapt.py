@@ -190,7 +190,7 @@ def branch_by(plan: Plan, model: nn.Module) -> nn.Module:
         features = torch.zeros(plan.features, device=parameter.device, dtype=parameter.dtype)
         try:
             fit(tail, fit(block, features))
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever the code of a layer says
             raise UserError(
                 f"{plan.name}: {layers[0].target} changes the shape of what it reads, and no block like it can be put "
                 f"behind it ({first_line(error)}); pass cut={layers[0].target} to begin the experts with it, "

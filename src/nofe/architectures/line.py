@@ -131,7 +131,11 @@ def _require_logits(model: nn.Module, graph: fx.Graph, name: str) -> None:
 def part_of(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """Those layers of `model` that `graph` names, under their own names."""
     _add_layers(model, graph)
-    return fx.GraphModule(model, copy.deepcopy(graph))
+    part = fx.GraphModule(model, copy.deepcopy(graph))
+    # A class of its own, whose call would print a traceback of what fails beside raising it: parts are tried on sizes
+    # that they may not be able to read, and who tries them says so in one line.
+    type(part).__call__ = nn.Module.__call__  # type: ignore[method-assign]
+    return part
 
 
 def names_of_shared_weights(model: nn.Module) -> list[list[str]]:
