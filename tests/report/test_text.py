@@ -114,6 +114,10 @@ def test_a_gain_over_a_network_that_learned_nothing_is_none() -> None:
     assert said.startswith("The base names the same class for all images: it learned nothing")
     assert "--set experts.rate=" in said
     assert "network of experts" not in said
+    both = that_learned_nothing(dict.fromkeys(("base", "base-paper", "experts"), networks["base"]))
+    assert both is not None
+    assert both.startswith("The base, the base by the paper's recipe and the network of experts name the same class")
+    assert "--set experts.rate=... and base.paper.rate=..." in both
     assert that_learned_nothing({"base": learned, "experts": learned}) is None
     assert that_learned_nothing({"base": {"accuracy": 1.0, "classes_named": 1}, "experts": {"accuracy": 0.1}}) is None
 

@@ -9,7 +9,7 @@ from nofe import runs
 from nofe.report.against import BASES, PAIRS, base_of, difference_in_words, gain, most_changed
 from nofe.report.record import Alone, judged_by
 from nofe.runs import Run
-from nofe.suggestions import counted
+from nofe.suggestions import all_of, counted
 
 SMALL = 64  # pixels a side that a network reads, or fewer, if it is made for small images
 MUCH_LARGER = 2  # times as large as it is stored
@@ -48,15 +48,17 @@ def comparison(summary: dict[str, Any]) -> str:
 
 def that_learned_nothing(networks: Mapping[str, Mapping[str, Any]]) -> str | None:
     """A gain over a network that names one class, whatever it sees, is none."""
-    names = {"base": "The base", "base-paper": "The base by the paper's recipe", "experts": "The network of experts"}
-    fields = {"base": "experts", "base-paper": "base.paper", "experts": "experts"}  # what each is trained by
-    said = [
-        f"{names[stage]} names the same class for all images: it learned nothing, and a difference to it says nothing; "
-        f"try a lower rate (--set {fields[stage]}.rate=...) or another --recipe in a new run."
-        for stage, figures in networks.items()
-        if figures.get("classes_named") == 1 and figures["accuracy"] < 1
-    ]
-    return " ".join(said) or None
+    names = {"base": "the base", "base-paper": "the base by the paper's recipe", "experts": "the network of experts"}
+    stages = [stage for stage, of in networks.items() if of.get("classes_named") == 1 and of["accuracy"] < 1]
+    if not stages:
+        return None
+    rates = dict.fromkeys("base.paper.rate" if stage == "base-paper" else "experts.rate" for stage in stages)
+    who, alone = all_of(names[stage] for stage in stages), len(stages) == 1
+    return (
+        f"{who[0].upper()}{who[1:]} {'names' if alone else 'name'} the same class for all images: "
+        f"{'it' if alone else 'they'} learned nothing, so there is nothing to compare; try a lower rate "
+        f"(--set {all_of(f'{rate}=...' for rate in rates)}) or another --recipe in a new run."
+    )
 
 
 def gain_in_words(experts: float, base: float, images: int, what: str) -> str:
