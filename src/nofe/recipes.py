@@ -163,6 +163,7 @@ SMALL = Recipes(
         epochs=5,
         batch=64,
         rate=0.01,
+        optimizer="sgd",
         weight_decay=5e-4,
         decay_norms=True,
         augmentation=Augmentation(padding=2),
@@ -174,6 +175,7 @@ SMALL = Recipes(
         drops=(5 / 7, 6 / 7),
         batch=64,
         rate=0.01,
+        optimizer="sgd",
         weight_decay=5e-4,
         decay_norms=True,
         augmentation=Augmentation(padding=2),
@@ -262,14 +264,20 @@ DEMO_DATASET, DEMO_ARCHITECTURE = "glyphs", "small"
 
 
 def recipes_for(architecture: Architecture) -> Recipes:
-    """The paper's for its networks; for any other the schedule of ResNet56, which suits most with batch norm."""
+    """The paper's for its networks; for any other the schedule of ResNet56, which suits most with batch norm.
+
+    By PyTorch's SGD: Caffe's keeps the velocity of the higher rate for ten steps after a drop, and where images are few
+    these are epochs, of which a short training has none left to recover in.
+    """
     if architecture.name in RECIPES:
         return RECIPES[architecture.name]
     size = architecture.input_size
     augmentation = Augmentation(size, padding=size // 8 if size <= SMALL_IMAGES else 0, mirror=True)
     return Recipes(
-        generalist=replace(RESNET56.generalist, weight_decay=5e-4, decay_norms=True, augmentation=augmentation),
-        experts=replace(RESNET56.experts, augmentation=augmentation),
+        generalist=replace(
+            RESNET56.generalist, optimizer="sgd", weight_decay=5e-4, decay_norms=True, augmentation=augmentation
+        ),
+        experts=replace(RESNET56.experts, optimizer="sgd", augmentation=augmentation),
         rule="exact",
     )
 
