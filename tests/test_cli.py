@@ -188,6 +188,8 @@ def test_evaluate_repeats_the_figures_of_the_run(finished: Path) -> None:
     assert figures["base"]["top_1"] == summary["networks"]["base"]["accuracy"]
     assert figures["specialties"] == summary["specialties"]
     experts = figures["experts"]
+    of_classes = [each["accuracy"]["experts"] for each in figures["classes"]]
+    assert experts["mean_over_classes"] == pytest.approx(sum(of_classes) / len(of_classes))
     assert experts["top_1"] + experts["confused_inside"] + experts["confused_across"] == pytest.approx(1)
     assert sum(each["images"] for each in figures["specialties"]) == 8
     assert f"{experts['top_1']:.2%}" in answered("evaluate", finished)

@@ -18,7 +18,7 @@ from nofe.files import require_place_for
 from nofe.frozen import frozen
 from nofe.judging import Place
 from nofe.loading import open_finished
-from nofe.report.against import base_of, class_figures, pair_figures, shares_of_mistakes
+from nofe.report.against import base_of, class_figures, mean_over_classes, pair_figures, shares_of_mistakes
 from nofe.report.record import recognised_alone
 from nofe.runs import write_atomically
 from nofe.specialties import Specialties, class_confusion
@@ -76,7 +76,8 @@ def _figures_of(
         stage: class_confusion(each.labels, each.classes[:, 0], len(class_names)) for stage, each in predictions.items()
     }
     figures: dict[str, Any] = {
-        stage: {"top_1": each.top(1), "top_5": each.top(5)} for stage, each in predictions.items()
+        stage: {"top_1": each.top(1), "top_5": each.top(5), "mean_over_classes": mean_over_classes(confusions[stage])}
+        for stage, each in predictions.items()
     }
     if specialties is not None:
         for stage, confusion in confusions.items():

@@ -136,7 +136,10 @@ def evaluated(classes: int, base: float, experts: float) -> dict[str, Any]:
     accuracy = {"base": base, "experts": experts}
     named = [{"name": f"jay, {c}", "specialty": 0, "images": 10, "accuracy": accuracy} for c in range(classes)]
     shares = {"classes": classes, "images": 10, "accuracy": 1.0, "confused_inside": 0.0, "confused_across": 0.0}
-    of = {stage: {"top_1": a, "top_5": 1.0, "confused_inside": 1 - a} | mistakes for stage, a in accuracy.items()}
+    of = {
+        stage: {"top_1": a, "top_5": 1.0, "mean_over_classes": 0.33, "confused_inside": 1 - a} | mistakes
+        for stage, a in accuracy.items()
+    }
     rest = {"run": "runs/birds", "images": 10, "specialties": [{"specialty": 0} | shares], "classes": named}
     return of | rest | {"pairs": [], "alone": {"experts": 3, "base": 1, "by_chance": 0.625}}
 
@@ -144,6 +147,14 @@ def evaluated(classes: int, base: float, experts: float) -> dict[str, Any]:
 @pytest.mark.parametrize("classes", [5, 6])
 def test_the_best_five_of_five_classes_are_no_figure(classes: int) -> None:
     assert ("top-5" in evaluation_in_words(evaluated(classes, 0.5, 0.7))) == (classes > 5)
+
+
+@pytest.mark.parametrize("images", [10, 11])
+def test_the_mean_over_classes_is_told_where_some_have_more_images(images: int) -> None:
+    figures = evaluated(6, 0.5, 0.7)
+    figures["classes"][0]["images"] = images
+    said = evaluation_in_words(figures)
+    assert ("mean over classes" in said, "33.00%" in said) == (images > 10, images > 10)
 
 
 def test_a_comma_in_a_name_is_quoted_in_the_table_of_classes() -> None:

@@ -60,6 +60,11 @@ def by_class(confusion: csr_array) -> NDArray[np.float64]:
         return np.asarray(confusion.diagonal() / confusion.sum(axis=1))
 
 
+def mean_over_classes(confusion: csr_array) -> float:
+    """The accuracy if every class had as many images; of classes that have any."""
+    return float(np.nanmean(by_class(confusion)))
+
+
 def class_figures(
     confusions: Mapping[str, csr_array], specialties: Specialties | None, class_names: Sequence[str]
 ) -> list[ClassFigures]:

@@ -187,7 +187,9 @@ def quoted(name: str) -> str:
 
 def evaluation_in_words(figures: dict[str, Any]) -> str:
     top_5 = ("top_5",) if len(figures["classes"]) > TOP else ()  # of five classes it is always right
-    kinds = ("top_1", *top_5, "confused_inside", "confused_across")
+    sizes = {each["images"] for each in figures["classes"] if each["images"]}
+    mean = ("mean_over_classes",) if len(sizes) > 1 else ()  # of equal classes it is top-1
+    kinds = ("top_1", *top_5, *mean, "confused_inside", "confused_across")
     stages = [stage for stage in (*BASES, "experts") if stage in figures]
     known = [kind for kind in kinds if all(kind in figures[stage] for stage in stages)]  # a base has no specialties
     rows = [(stage, *(f"{figures[stage][kind]:.2%}" for kind in known)) for stage in stages]
