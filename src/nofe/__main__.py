@@ -11,6 +11,15 @@ AGAIN = "run the same command again, a training that has begun with --resume"
 
 
 def main() -> None:
+    code = _run_command()
+    ranks = sys.modules.get("nofe.training.ranks")  # loaded where a command may have needed it
+    if ranks is not None:
+        ranks.end_process_of_a_rank(code)
+    sys.exit(code)
+
+
+def _run_command() -> int:
+    """What the command line asks for; the exit code."""
     # Before torch starts its threads. They wait for each other by spinning, and where another process has one of the
     # cores a step then takes many times as long; so short a spin costs nothing on idle cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -27,24 +36,24 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], prog_name="nofe", standalone_mode=False) or 0
         if code == INTERRUPTED:  # which is what Typer makes of a KeyboardInterrupt, without a word
             raise KeyboardInterrupt
-        sys.exit(code)
+        return int(code)
     except NofeError as error:
-        sys.exit(error.exit_code if error.told else _fail(str(error), error.exit_code))
+        return error.exit_code if error.told else _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(_fail(f"interrupted; {AGAIN}", INTERRUPTED))
+        return _fail(f"interrupted; {AGAIN}", INTERRUPTED)
     except OSError as error:
-        sys.exit(_fail(f"{_told_by_the_system(error)}; see to it and {AGAIN}", 1))
+        return _fail(f"{_told_by_the_system(error)}; see to it and {AGAIN}", 1)
     except Exception as error:
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             advice = "train it with --no-compile, time it with --mode eager"
-            sys.exit(_fail(f"PyTorch's compiler failed on this network ({_reason(error)}); {advice}", 1))
+            return _fail(f"PyTorch's compiler failed on this network ({_reason(error)}); {advice}", 1)
         # Typer's own complaints about the command line; which module defines them differs between its versions.
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "nofe"
         message = _what_is_there_instead(error) or " ".join(error.format_message().split())
-        sys.exit(_fail(f"{message.rstrip('.')}; see {command} --help", getattr(error, "exit_code", 2)))
+        return _fail(f"{message.rstrip('.')}; see {command} --help", getattr(error, "exit_code", 2))
 
 
 def _what_is_there_instead(error: Any) -> str | None:

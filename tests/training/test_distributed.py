@@ -224,6 +224,31 @@ def test_what_one_rank_fails_of_is_said(images: Path, tmp_path: Path) -> None:
     assert "nofe: rank 0: another rank is gone; its output says why" in output
 
 
+LAST_WORDS = """
+import atexit, sys
+from nofe.training import ranks
+
+class Last:
+    def __del__(self):
+        print("Python's own end")
+
+last = Last()
+atexit.register(print, "at exit")
+ranks._has_joined_others = len(sys.argv) > 1
+ranks.end_process_of_a_rank(3)
+sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("joined", "said", "code"), [(True, ["at exit"], 3), (False, ["at exit", "Python's own end"], 4)]
+)
+def test_the_process_of_a_rank_leaves_out_pythons_own_end(joined: bool, said: list[str], code: int) -> None:
+    """In which threads that gloo still has would abort it."""
+    ended = subprocess.run([sys.executable, "-c", LAST_WORDS, *["joined"] * joined], capture_output=True, text=True)
+    assert (ended.stdout.splitlines(), ended.returncode) == (said, code), ended.stderr
+
+
 def test_a_killed_worker_is_started_again_and_the_run_goes_on(images: Path, alone: Path, tmp_path: Path) -> None:
     """By the command line, without --out or --resume: in the folder that was free at first, from its checkpoint."""
     launched = torchrun(*command_line(images), cwd=tmp_path, restarts=1)

@@ -7,6 +7,7 @@ goes through `Ranks`. With one process each of its collectives is the identity, 
 torch.distributed, and the variables that torchrun sets, are used in this file alone.
 """
 
+import atexit
 import os
 import sys
 import time
@@ -268,6 +269,8 @@ def joined_ranks(launch: Launch, *, on_gpu: bool) -> Iterator[Ranks]:
     if launch.count == 1:
         yield Ranks(memory)
         return
+    global _has_joined_others
+    _has_joined_others = True
     part = _unused_part(store, launch)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
@@ -293,6 +296,23 @@ def joined_ranks(launch: Launch, *, on_gpu: bool) -> Iterator[Ranks]:
                 f"rank {launch.rank}: another rank is gone; its output says why, and torchrun --max-restarts N goes on"
             ) from error
         ranks.leave()
+
+
+_has_joined_others = False
+
+
+def end_process_of_a_rank(code: int) -> None:
+    """The end of a process that was one of several ranks; any other is left to end by itself.
+
+    Python's own end is left out, for a thread of gloo that asks for Python then aborts the process, and torchrun ends
+    with code 1 though all is done.
+    """
+    if not _has_joined_others:
+        return
+    atexit._run_exitfuncs()  # of worker processes and the like
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _unused_part(store: Store, launch: Launch) -> Store:
