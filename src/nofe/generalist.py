@@ -106,10 +106,9 @@ def train_generalist(
     journal.progress.end()
     if update_rule is not None:
         updates = [line for line in journal.run.metrics() if line["stage"] == STAGE and "update" in line]
-        if said := specialties_that_stayed(updates):
-            journal.progress.say(f"{STAGE}: {said}")
-        if said := specialties_left_empty(outputs, specialties.count):
-            journal.progress.say(f"{STAGE}: {said}")
+        for said in (specialties_that_stayed(updates), specialties_left_empty(outputs, specialties.count)):
+            if said:
+                journal.progress.say(f"{STAGE}: {said}")
     return specialties
 
 

@@ -53,8 +53,10 @@ def stage_keys(config: RunConfig) -> dict[str, str]:
 
 
 def trained_so_far(run: Run, config: RunConfig) -> set[str]:
-    """The keys of the stages that a run of this configuration, under way perhaps, has left files of, which nobody
-    reads here."""
+    """The keys of the stages that a run of this configuration has finished; it may be under way.
+
+    Their files are not read, so it is quick; whoever takes one over reads it.
+    """
     listed = run.listed()
     return {key for stage, key in stage_keys(config).items() if listed.issuperset(FILES_OF_STAGE[stage])}
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, triu
+from scipy.special import bdtr  # the binomial distribution
 
 from nofe import runs
 from nofe.runs import Run
@@ -27,11 +28,7 @@ class Alone:
     @property
     def by_chance(self) -> float:
         """How often a fair coin would part them as unevenly or more: McNemar's test, exact."""
-        count, term, tail = self.experts + self.base, 1, 0
-        for heads in range(min(self.experts, self.base) + 1):
-            tail += term  # whole numbers: of thousands of images the shares would be too small for floats
-            term = term * (count - heads) // (heads + 1)
-        return min(1.0, 2 * tail / (1 << count))
+        return min(1.0, 2 * float(bdtr(min(self.experts, self.base), self.experts + self.base, 0.5)))
 
 
 @dataclass(frozen=True)
@@ -80,14 +77,12 @@ def read_record(run: Run) -> Record:
     specialties = Specialties.from_json(described, str(run.file(runs.SPECIALTIES)))
     names = {c: name for each in described["specialties"] for c, name in zip(*_ids_and_names(each), strict=True)}
     predictions = run.read_arrays(runs.PREDICTIONS)
-    labels, first = (
-        predictions["labels"],
-        {
-            stage: predictions[name][:, 0]
-            for stage in summary["networks"]
-            if (name := stored_name(stage, "classes")) in predictions
-        },
-    )
+    labels = predictions["labels"]
+    first = {
+        stage: predictions[name][:, 0]
+        for stage in summary["networks"]
+        if (name := stored_name(stage, "classes")) in predictions
+    }
     confusions = {stage: class_confusion(labels, each, specialties.classes) for stage, each in first.items()}
     lines = run.metrics()
     return Record(
